@@ -1,0 +1,1 @@
+"""What is run: typed run specifications, data, training, evaluation, result tables."""
