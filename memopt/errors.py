@@ -1,0 +1,31 @@
+"""Named errors of memopt, and the one way in which unknown names are reported."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UnsupportedCombination(ValueError):
+    """Two choices that cannot work together; the message says why and what to use instead."""
+
+
+class NonFiniteGradientError(RuntimeError):
+    """A gradient holds NaN or infinity; the message names the parameter."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:
+    """Builds the error for a name that is not among the known ones, with the nearest one.
+
+    Args:
+        what: kind of thing, for example ``"method"``.
+        name: the name that was given.
+        known: all valid names.
+
+    Returns:
+        A ``ValueError`` to be raised by the caller.
+    """
+    choices = sorted(known)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"unknown {what} {name!r}.{hint} Valid: {', '.join(choices)}.")

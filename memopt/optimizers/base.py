@@ -1,0 +1,318 @@
+"""The base optimizer: the laws of state that every method keeps, written once.
+
+A method declares what it keeps per parameter (`MemoptOptimizer.buffers`) and computes one update
+(`MemoptOptimizer.update`). Everything else is here: named parameters, validated groups, compute
+precision, weight decay, rounding, the non-finite policy, and checkpoints that keep dtypes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from memopt.errors import NonFiniteGradientError, UnsupportedCombination, unknown
+from memopt.optimizers import rounding
+from memopt.rules import adam
+from memopt.states import STORAGES, Buffer, allocate, compute_dtype
+
+NONFINITE = ("raise", "skip", "ignore")
+# keys that torch, its schedulers and `param_groups` put beside a method's own
+GROUP_KEYS = {"params", "param_names", "treated", "name", "initial_lr"}
+
+
+class MemoptOptimizer(torch.optim.Optimizer):
+    """Base of all methods; an ordinary ``torch.optim.Optimizer``.
+
+    Args:
+        params: parameters, named parameters, or groups (best: `memopt.param_groups`). A group may
+            carry ``treated``: True (the method's algorithm; needs `min_ndim` dimensions), False
+            (plain Adam at the full learning rate), or None (default: treated where the shape allows).
+        defaults: the method's hyperparameters, each of which a group may override.
+        nonfinite: what to do with NaN or infinite gradients: ``"raise"`` a named error before any
+            weight changes, ``"skip"`` the update and count it in ``group["skipped_steps"]``, or
+            ``"ignore"`` (no check; the only policy without a device synchronisation a step).
+        maximize: ascend instead of descend.
+        rounding: how low-precision weights take an update: ``"nearest"`` or ``"stochastic"``.
+
+    Raises:
+        ValueError: a bad hyperparameter, an unknown group key, or nothing to treat.
+    """
+
+    min_ndim: ClassVar[int] = 2
+    """Fewest dimensions of a parameter that the method's algorithm takes."""
+    decay_last: ClassVar[bool] = False
+    """Whether decoupled weight decay follows the update (GaLore, GWT, COAP) or precedes it."""
+    aliases: ClassVar[dict[str, str]] = {}
+    """Other projects' group keys and ours for the same thing."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        *,
+        nonfinite: str = "raise",
+        maximize: bool = False,
+        rounding: str = "nearest",
+    ) -> None:
+        if nonfinite not in NONFINITE:
+            raise unknown("nonfinite policy", nonfinite, NONFINITE)
+        defaults = {
+            **defaults,
+            "maximize": maximize,
+            "rounding": rounding,
+            "nonfinite": nonfinite,
+            "skipped_steps": 0,
+            "treated": None,
+        }
+        self._names: dict[int, str] = {}
+        self._warned_stall = False
+        super().__init__(params, defaults)
+        if not any(True for _ in self.treated_parameters()):
+            raise ValueError(
+                f"{type(self).__name__}: nothing to treat: no parameter has {self.min_ndim} or more "
+                "dimensions in a group with treated=True or None. Check `targets` of param_groups."
+            )
+
+    # ---- what a method defines -------------------------------------------------------------
+
+    def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
+        """Declares everything kept for one treated parameter of this shape."""
+        raise NotImplementedError
+
+    def update(
+        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
+    ) -> Tensor:
+        """One step on one treated parameter.
+
+        Args:
+            grad: gradient in compute precision, in the parameter's shape; not to be modified.
+            state: the parameter's state; ``state["step"]`` is t = 1, 2, ... of this update.
+            group: hyperparameters.
+            param: the weight before the step.
+
+        Returns:
+            What is subtracted from the weight (learning rate included).
+        """
+        raise NotImplementedError
+
+    def validate(self, group: dict[str, Any]) -> None:
+        """Raises ``ValueError`` for a hyperparameter out of range; methods add their own."""
+        positive(group, "lr", zero=True)
+        positive(group, "weight_decay", zero=True)
+        if "betas" in group and not all(0 <= beta < 1 for beta in group["betas"]):
+            raise ValueError(f"betas must each be in [0, 1), got {group['betas']}")
+        if "eps" in group and isinstance(group["eps"], int | float):
+            positive(group, "eps", zero=True)
+        if group.get("storage", "float32") not in STORAGES:
+            raise unknown("storage", group["storage"], STORAGES)
+        if group["rounding"] not in rounding.MODES:
+            raise unknown("rounding", group["rounding"], rounding.MODES)
+
+    # ---- groups and names ------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, as in torch, after checking its keys, values and shapes."""
+        for alias, key in self.aliases.items():
+            if alias in param_group:
+                param_group[key] = param_group.pop(alias)
+        known = GROUP_KEYS | set(self.defaults)
+        for key in param_group:
+            if key not in known:
+                raise unknown("group key", key, known | set(self.aliases))
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        self.validate(group)
+        index = len(self.param_groups) - 1
+        for position, param in enumerate(group["params"]):
+            names = group.get("param_names")
+            self._names[id(param)] = (
+                names[position] if names else f"group{index}.param{position}"
+            )
+            if group["treated"] and param.ndim < self.min_ndim:
+                raise ValueError(
+                    f"{type(self).__name__}: parameter {self.name_of(param)!r} has shape "
+                    f"{tuple(param.shape)}, but a treated group needs {self.min_ndim} or more "
+                    "dimensions; put it in a group with treated=False (plain Adam)."
+                )
+
+    def name_of(self, param: Tensor) -> str:
+        """The parameter's name; its position where the caller gave no names."""
+        return self._names.get(id(param), "<unknown parameter>")
+
+    def treats(self, param: Tensor, group: dict[str, Any]) -> bool:
+        """Whether the method's algorithm, not plain Adam, updates this parameter."""
+        return group["treated"] is not False and param.ndim >= self.min_ndim
+
+    def treated_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and parameters that the method's algorithm updates."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if self.treats(param, group):
+                    yield self.name_of(param), param
+
+    def declared(self, param: Tensor, group: dict[str, Any]) -> dict[str, Buffer]:
+        """All buffers of one parameter: the method's, or plain Adam's where it is not treated."""
+        if self.treats(param, group):
+            return self.buffers(tuple(param.shape), group)
+        return adam.buffers(tuple(param.shape))
+
+    # ---- the step --------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every parameter that has a gradient.
+
+        Args:
+            closure: recomputes the gradients and returns the loss (called with autograd on).
+
+        Returns:
+            The closure's loss, or None.
+
+        Raises:
+            NonFiniteGradientError: under ``nonfinite="raise"``.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        work = [
+            (param, group)
+            for group in self.param_groups
+            for param in group["params"]
+            if param.grad is not None
+        ]
+        if self.check_finite(work):
+            for param, group in work:
+                self.step_parameter(param, param.grad, group)
+        return loss
+
+    def step_parameter(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """One logical update of one parameter; the timing engine calls this from its hooks."""
+        state = self.state_of(param, group)
+        state["step"] += 1
+        grad = self.prepared(grad, param, group)
+        if self.treats(param, group):
+            update = self.update(grad, state, group, param)
+        else:
+            update = self._plain_update(grad, state, group)
+        self.apply(param, update, state, group)
+
+    def prepared(self, grad: Tensor, param: Tensor, group: dict[str, Any]) -> Tensor:
+        """The gradient in compute precision and descent direction."""
+        if grad.is_sparse or grad.is_complex():
+            raise UnsupportedCombination(
+                f"parameter {self.name_of(param)!r} has a "
+                f"{'sparse' if grad.is_sparse else 'complex'} gradient; memopt needs dense real ones."
+            )
+        grad = grad.detach().to(compute_dtype(param.dtype))
+        return -grad if group["maximize"] else grad
+
+    def state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """The parameter's state, allocated from its declaration at the first use."""
+        state = self.state[param]
+        if not state:
+            state["step"] = 0
+            for key, buffer in self.declared(param, group).items():
+                state.update(allocate(key, buffer, group.get("storage", "float32"), param))
+        return state
+
+    def _plain_update(
+        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> Tensor:
+        """Plain Adam for the parameters that the method leaves alone (norms, embeddings, head)."""
+        exp_avg, denominator = adam.moments(grad, state, group["betas"], group["eps"])
+        step_size = group["lr"] * adam.bias_correction(state["step"], group["betas"])
+        return exp_avg.div(denominator).mul_(step_size)
+
+    def apply(
+        self, param: Tensor, update: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
+        """Decoupled weight decay and the update, in compute precision, written back rounded."""
+        weight = param.to(compute_dtype(param.dtype))  # the parameter itself where it is precise
+        keep = 1 - group["lr"] * group["weight_decay"] if group["weight_decay"] else None
+        if keep is not None and not self.decay_last:
+            weight.mul_(keep)
+        weight.sub_(update)
+        if keep is not None and self.decay_last:
+            weight.mul_(keep)
+        if weight is not param:
+            self._write_back(param, weight, state["step"], group)
+
+    def _write_back(
+        self, param: Tensor, weight: Tensor, step: int, group: dict[str, Any]
+    ) -> None:
+        if group["rounding"] == "stochastic":
+            rounding.copy_stochastic_(param, weight, name=self.name_of(param), step=step)
+            return
+        if step == rounding.STALL_CHECK_STEP and not self._warned_stall:
+            self._warned_stall = rounding.stalled(param, weight)
+            if self._warned_stall:
+                warnings.warn(
+                    f"{type(self).__name__}: nearly all of the update of {self.name_of(param)!r} "
+                    f"rounds to nothing in {param.dtype}; use rounding='stochastic', float32 "
+                    "weights or a larger learning rate.",
+                    stacklevel=4,
+                )
+        param.copy_(weight)
+
+    def check_finite(self, work: list[tuple[Tensor, dict[str, Any]]]) -> bool:
+        """Applies the non-finite policy to the gradients of ``(param, group)`` pairs.
+
+        Returns:
+            False where the update must be skipped.
+
+        Raises:
+            NonFiniteGradientError: under ``nonfinite="raise"``, with the first parameter's name.
+        """
+        watched = [(p, g) for p, g in work if g["nonfinite"] != "ignore" and not p.grad.is_sparse]
+        if not watched:
+            return True
+        norms = torch._foreach_norm([p.grad for p, _ in watched], ord=float("inf"))
+        finite = torch.stack([n.float().isfinite().to(watched[0][0].device) for n in norms])
+        if bool(finite.all()):
+            return True
+        param, group = watched[int(torch.nonzero(~finite)[0])]
+        if group["nonfinite"] == "raise":
+            raise NonFiniteGradientError(
+                f"the gradient of {self.name_of(param)!r} is not finite; no weight was changed. "
+                "Lower the learning rate, clip gradients, or pass nonfinite='skip'."
+            )
+        for each in self.param_groups:
+            each["skipped_steps"] += 1
+        return False
+
+    # ---- checkpoints -----------------------------------------------------------------------
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads as torch does, but keeps every state tensor's dtype (torch casts to the weight's)."""
+        final: dict[str, Any] = {}
+        hook = self.register_load_state_dict_pre_hook(lambda _, given: final.update(given))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        saved_ids = chain.from_iterable(g["params"] for g in final["param_groups"])
+        params = chain.from_iterable(g["params"] for g in self.param_groups)
+        for saved, param in zip(saved_ids, params, strict=True):
+            for key, value in final["state"].get(saved, {}).items():
+                if isinstance(value, Tensor):
+                    self.state[param][key] = value.detach().clone().to(param.device)
+
+
+def positive(group: dict[str, Any], key: str, *, zero: bool = False) -> None:
+    """Raises ``ValueError`` unless ``group[key]`` is above zero (or zero, where allowed)."""
+    value = group[key]
+    if not (value > 0 or (zero and value == 0)):
+        raise ValueError(f"{key} must be {'zero or more' if zero else 'above zero'}, got {value!r}")
+
+
+def whole(group: dict[str, Any], key: str, *, least: int) -> None:
+    """Raises ``ValueError`` unless ``group[key]`` is an integer of at least ``least``."""
+    value = group[key]
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{key} must be an integer of {least} or more, got {value!r}")

@@ -1,0 +1,1 @@
+"""How moments become a direction."""

@@ -1,0 +1,40 @@
+"""Adam's rule (Kingma & Ba, arXiv 1412.6980) on coefficients of any shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from memopt.states import Buffer, load, store
+
+
+def buffers(shape: tuple[int, ...]) -> dict[str, Buffer]:
+    """First and second moment, each in the shape of the coefficients."""
+    return {"exp_avg": Buffer(shape), "exp_avg_sq": Buffer(shape, signed=False)}
+
+
+def moments(
+    grad: Tensor, state: dict[str, Any], betas: tuple[float, float], eps: float
+) -> tuple[Tensor, Tensor]:
+    """Updates both moments and returns ``(m, sqrt(v) + eps)``, in compute precision.
+
+    ``m <- b1 m + (1-b1) g``, ``v <- b2 v + (1-b2) g*g``; no bias correction (see
+    `bias_correction`). With float32 storage the returned ``m`` is the live state: do not modify it.
+    """
+    exp_avg, exp_avg_sq = load(state, "exp_avg"), load(state, "exp_avg_sq")
+    exp_avg.mul_(betas[0]).add_(grad, alpha=1 - betas[0])
+    exp_avg_sq.mul_(betas[1]).addcmul_(grad, grad, value=1 - betas[1])
+    denominator = exp_avg_sq.sqrt().add_(eps)
+    store(state, "exp_avg", exp_avg)
+    store(state, "exp_avg_sq", exp_avg_sq)
+    return exp_avg, denominator
+
+
+def bias_correction(step: int, betas: tuple[float, float]) -> float:
+    """``sqrt(1-b2^t) / (1-b1^t)`` as one scalar on the step size; eps is not rescaled.
+
+    This is the form of GaLore's, GWT's and COAP's official code. ``torch.optim.AdamW`` divides
+    ``sqrt(v)`` by ``sqrt(1-b2^t)`` before it adds eps: equal up to the weight of eps.
+    """
+    return float((1 - betas[1] ** step) ** 0.5 / (1 - betas[0] ** step))

@@ -1,0 +1,78 @@
+"""8-bit block-wise storage with the dynamic tree code (Dettmers et al., arXiv 2110.02861).
+
+A tensor is cut into blocks of 256 consecutive elements; each block is divided by its largest
+magnitude and every element replaced by the nearest of 256 code values. The code is dense near
+zero: a leading run of zeros in the byte is a decimal exponent, the rest a linear fraction.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+BLOCK = 256
+MINIMUM_ELEMENTS = 4096  # smaller tensors stay in compute precision, as the paper's package does
+
+
+@cache
+def code_values(signed: bool) -> Tensor:
+    """The 256 ascending code values on the CPU, float32, largest magnitude 1, with an exact 0.
+
+    Exponent ``e`` (decimal, 0 to -6) has ``2**(6+e)`` signed or ``2**(7+e)`` unsigned fractions:
+    midpoints of an even partition of [0.1, 1], times ``10**e``. Zero and one complete the code.
+    """
+    values = [0.0, 1.0]
+    for exponent in range(7):
+        fractions = 2 ** (exponent if signed else exponent + 1)
+        edges = torch.linspace(0.1, 1.0, fractions + 1, dtype=torch.float64)
+        middles = (edges[1:] + edges[:-1]) / 2 * 10.0 ** (exponent - 6)
+        values += middles.tolist()
+        if signed:
+            values += (-middles).tolist()
+    return torch.tensor(sorted(values), dtype=torch.float32)
+
+
+@cache
+def _boundaries(signed: bool) -> Tensor:
+    values = code_values(signed).double()
+    return ((values[1:] + values[:-1]) / 2).float()
+
+
+@cache
+def zero_code(*, signed: bool) -> int:
+    """Stored code of exact zero (signed codes are shifted by 128 into int8)."""
+    index = int(torch.nonzero(code_values(signed) == 0.0).item())
+    return index - 128 if signed else index
+
+
+def _blocks(flat: Tensor) -> Tensor:
+    padding = -flat.numel() % BLOCK
+    return torch.nn.functional.pad(flat, (0, padding)).view(-1, BLOCK)
+
+
+def dequantize(codes: Tensor, absmax: Tensor) -> Tensor:
+    """Code and block scales to float32, in the codes' shape."""
+    signed = codes.dtype is torch.int8
+    index = codes.reshape(-1).int() + (128 if signed else 0)
+    values = code_values(signed).to(codes.device)[index]
+    scaled = _blocks(values) * absmax[:, None]
+    return scaled.view(-1)[: codes.numel()].view(codes.shape)
+
+
+def quantize_(value: Tensor, codes: Tensor, absmax: Tensor) -> None:
+    """Rounds ``value`` to the nearest code, in place; zero stays exactly zero.
+
+    Args:
+        value: float tensor in the shape of ``codes``.
+        codes: int8 (signed) or uint8 (unsigned), overwritten.
+        absmax: float32 block scales, ``ceil(numel / 256)``, overwritten.
+    """
+    signed = codes.dtype is torch.int8
+    blocks = _blocks(value.reshape(-1).float())
+    absmax.copy_(blocks.abs().amax(dim=1))
+    # a block of zeros has no scale; any divisor keeps it zero
+    normal = blocks / torch.where(absmax > 0, absmax, torch.ones_like(absmax))[:, None]
+    index = torch.bucketize(normal.view(-1)[: codes.numel()], _boundaries(signed).to(value.device))
+    codes.copy_((index - 128 if signed else index).view(codes.shape))
