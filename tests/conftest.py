@@ -5,14 +5,14 @@ import random
 import sys
 from pathlib import Path
 
+import pytest
+from hypothesis import settings
+
 # Before anything imports torch or a Hugging Face library. Only tests are cut off from the hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
-
-import pytest
-from hypothesis import settings
 
 REPO = Path(__file__).resolve().parents[1]
 
