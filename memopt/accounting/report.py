@@ -1,0 +1,134 @@
+"""The report of predicted or measured bytes, its arithmetic and its table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memopt.accounting.units import PARTS, Convention, convert, readable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class GroupBytes:
+    """Bytes of one parameter group.
+
+    Attributes:
+        name: ``"treated"`` (the method's own update) or ``"other"`` (its plain rule), numbered
+            when an optimizer has several of a kind.
+        tensors: number of distinct parameters, frozen ones included.
+        elements: number of weights in them.
+        weights: bytes of the weights.
+        gradients: bytes of gradients that live at once within this group.
+        states: bytes of optimizer state without projections: moments, scales, master copy.
+        projections: bytes of projection matrices.
+    """
+
+    name: str
+    tensors: int
+    elements: int
+    weights: int
+    gradients: int
+    states: int
+    projections: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Bytes that training one model with one optimizer holds between and during updates.
+
+    Activations and temporaries are not in it, nor module buffers (see docs/memory.md).
+
+    Attributes:
+        source: ``"predicted"`` or ``"measured"``.
+        model: name or class of the model.
+        method: catalog name or class of the optimizer.
+        dtype: precision of weights and gradients.
+        arguments: the method's arguments, as given.
+        gradients: bytes of gradients that live at once.
+        gradient_rule: in words, which gradients those are.
+        groups: the same bytes for each parameter group.
+        tensors: bytes of optimizer state by the name of the state tensor.
+    """
+
+    source: str
+    model: str
+    method: str
+    dtype: str
+    arguments: dict[str, Any]
+    gradients: int
+    gradient_rule: str
+    groups: tuple[GroupBytes, ...]
+    tensors: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def elements(self) -> int:
+        """Number of weights of the model."""
+        return sum(group.elements for group in self.groups)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights in the precision of the forward pass."""
+        return sum(group.weights for group in self.groups)
+
+    @property
+    def states(self) -> int:
+        """Bytes of moments, scales and master copies; projections are apart."""
+        return sum(group.states for group in self.groups)
+
+    @property
+    def projections(self) -> int:
+        """Bytes of projection matrices."""
+        return sum(group.projections for group in self.groups)
+
+    @property
+    def total(self) -> int:
+        """Weights, gradients, states and projections together."""
+        return self.weights + self.gradients + self.states + self.projections
+
+    def counted(self, convention: Convention, part: str | None = None) -> float:
+        """The figure that a paper's convention makes of this report, in the paper's unit.
+
+        Args:
+            convention: what is counted, and the unit.
+            part: one of `PARTS` instead of the convention's sum.
+        """
+        parts = (part,) if part else convention.counts
+        counted = sum(getattr(self, name) for name in parts)
+        if not convention.scales and "states" in parts:
+            counted -= sum(n for key, n in self.tensors.items() if key.endswith("_absmax"))
+        return convert(counted, convention.unit)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, totals included; ready for JSON."""
+        totals = {name: getattr(self, name) for name in ("elements", *PARTS, "total")}
+        return asdict(self) | totals
+
+    def __rich__(self) -> Table:
+        """The report as a rich table: one row a group, one column a part."""
+        from rich.table import Table
+
+        title = f"{self.model} · {self.method} · {self.dtype} ({self.source})"
+        table = Table(title=title, caption=f"gradients: {self.gradient_rule}")
+        table.add_column("group")
+        for heading in ("tensors", "weights in M", *PARTS, "total"):
+            table.add_column(heading, justify="right")
+        for group in self.groups:
+            row = [getattr(group, part) for part in PARTS]
+            table.add_row(
+                group.name,
+                str(group.tensors),
+                f"{group.elements / 1e6:,.2f}",
+                *map(readable, [*row, sum(row)]),
+            )
+        table.add_section()
+        table.add_row(
+            "all",
+            str(sum(group.tensors for group in self.groups)),
+            f"{self.elements / 1e6:,.2f}",
+            *(readable(getattr(self, part)) for part in (*PARTS, "total")),
+            style="bold",
+        )
+        return table

@@ -1,0 +1,115 @@
+"""Units, and the papers' ways of counting memory.
+
+The field prints "GB" for two different units and leaves different parts out. Each way has a name
+here, so that a number can be compared with a printed one without guessing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memopt.errors import unknown
+
+UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+PARTS = ("weights", "gradients", "states", "projections")
+
+
+def convert(nbytes: float, unit: str) -> float:
+    """Bytes in a unit of `UNITS`: ``GB`` is 10**9 bytes, ``GiB`` 2**30."""
+    if unit not in UNITS:
+        raise unknown("unit", unit, UNITS)
+    return nbytes / UNITS[unit]
+
+
+def readable(nbytes: float) -> str:
+    """Bytes with the binary unit that leaves one to four digits before the point."""
+    for unit in ("GiB", "MiB"):
+        if nbytes >= UNITS[unit]:
+            return f"{nbytes / UNITS[unit]:,.2f} {unit}"
+    return f"{nbytes / 1024:,.2f} KiB" if nbytes >= 1024 else f"{nbytes:,.0f} B"
+
+
+@dataclass(frozen=True)
+class Convention:
+    """What a paper's memory column counts.
+
+    Attributes:
+        name: key in `CONVENTIONS`.
+        counts: the parts that are summed, out of `PARTS`.
+        unit: unit of the printed figure, a key of `UNITS`. Papers write "GB" for GiB as well.
+        dtype: precision of weights and gradients that the paper assumes.
+        storage: precision of the optimizer's moments and projections.
+        scales: whether the scale factors of 8-bit blocks are counted.
+        why: how the convention is known.
+    """
+
+    name: str
+    counts: tuple[str, ...]
+    unit: str
+    dtype: str
+    storage: str
+    scales: bool
+    why: str
+
+
+CONVENTIONS = {
+    convention.name: convention
+    for convention in (
+        Convention(
+            name="galore",
+            counts=("weights", "states", "projections"),
+            unit="GB",
+            dtype="bfloat16",
+            storage="bfloat16",
+            scales=True,
+            why="weights and optimizer states in bf16, no gradients (GaLore's table of "
+            "pre-training; how its figures were computed was asked in its issue 67, unanswered)",
+        ),
+        Convention(
+            name="gwt",
+            counts=("weights", "states", "projections"),
+            unit="GB",
+            dtype="bfloat16",
+            storage="bfloat16",
+            scales=True,
+            why="GaLore's column in 10**9 bytes; the bars of the same laboratory's FOAM agree",
+        ),
+        Convention(
+            name="coap",
+            counts=("states", "projections"),
+            unit="GiB",
+            dtype="bfloat16",
+            storage="bfloat16",
+            scales=False,
+            why="optimizer states alone, 2**30 bytes printed as GB; its code counts neither the "
+            "scales of 8-bit blocks nor the gradient buffer of the projection",
+        ),
+        Convention(
+            name="lomo",
+            counts=PARTS,
+            unit="GiB",
+            dtype="mixed",
+            storage="float32",
+            scales=True,
+            why="each part by itself, 2**30 bytes printed as GB; AdamW with a float32 master copy "
+            "and moments (12 bytes a weight), LOMO on 16-bit weights alone",
+        ),
+        Convention(
+            name="adama",
+            counts=PARTS,
+            unit="GB",
+            dtype="float32",
+            storage="float32",
+            scales=True,
+            why="weights, gradients and states in float32 (16 bytes a weight for Adam, 12 for "
+            "AdamA): only so does the abstract's 'up to 23 %' stay below its bound of 25 %",
+        ),
+    )
+}
+
+
+def convention(name: str) -> Convention:
+    """The convention of a name; a ``ValueError`` with the nearest one otherwise."""
+    if name not in CONVENTIONS:
+        raise unknown("convention", name, CONVENTIONS)
+    return CONVENTIONS[name]

@@ -1,0 +1,74 @@
+"""What GaLore and COAP share: Adam on a projection of the gradient to one low-rank basis."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from memopt.errors import unknown
+from memopt.optimizers.base import MemoptOptimizer, whole
+from memopt.rules import adam
+from memopt.states import Buffer, load, store
+from memopt.subspaces import as_matrix, matrix_shape, projection
+
+
+class ProjectedAdam(MemoptOptimizer):
+    """``R = G P``; Adam's moments on R; ``W <- W - lr c_t scale (m/(sqrt v + eps)) P^T``.
+
+    State per m x n weight, reduced side n, kept side m: moments ``2 m r``, basis ``n r``.
+    """
+
+    decay_last = True
+    aliases = {"update_proj_gap": "update_interval", "proj_type": "side"}
+
+    def validate(self, group: dict[str, Any]) -> None:
+        """Checks rank, interval, side and scale beside the common arguments."""
+        super().validate(group)
+        whole(group, "update_interval", least=1)
+        if group["rank"] is not None:
+            whole(group, "rank", least=1)
+        if group["side"] not in projection.SIDES:
+            raise unknown("side", group["side"], projection.SIDES)
+
+    def rank_of(self, shape: tuple[int, int], group: dict[str, Any]) -> int:
+        """Rank used for a matrix: the group's, at most its shorter side."""
+        return min(group["rank"], *shape)
+
+    def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
+        """Basis and both moments."""
+        matrix = matrix_shape(shape)
+        basis, coefficients = projection.shapes(
+            matrix, group["side"], self.rank_of(matrix, group)
+        )
+        return {"projection": Buffer(basis, kind="projection"), **adam.buffers(coefficients)}
+
+    def update(
+        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
+    ) -> Tensor:
+        """Refresh the basis if due, project, Adam, project back."""
+        matrix = as_matrix(grad)
+        side = projection.resolve_side(tuple(matrix.shape), group["side"])
+        basis = load(state, "projection")
+        if (state["step"] - 1) % group["update_interval"] == 0:
+            basis = self.refresh(matrix, basis, side, state, group, param)
+            store(state, "projection", basis)
+            basis = load(state, "projection")  # as it is stored: rounded under bfloat16
+        coefficients = projection.project(matrix, basis, side)
+        exp_avg, denominator = adam.moments(coefficients, state, group["betas"], group["eps"])
+        step_size = group["lr"] * adam.bias_correction(state["step"], group["betas"])
+        direction = projection.back(exp_avg / denominator, basis, side)
+        return direction.mul_(step_size * group["scale"]).view_as(param)
+
+    @abstractmethod
+    def refresh(
+        self,
+        grad: Tensor,
+        basis: Tensor,
+        side: str,
+        state: dict[str, Any],
+        group: dict[str, Any],
+        param: Tensor,
+    ) -> Tensor:
+        """The new basis at steps 1, 1 + T, 1 + 2T, ... (T the update interval)."""
