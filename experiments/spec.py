@@ -1,0 +1,357 @@
+"""The typed specification of a run: every key that a YAML file may hold, and what it means.
+
+One model class is the schema everywhere: suites expand to it, ``RUN.yaml`` holds it, the training
+commands read it. Unknown keys are errors. The content hash of a specification names the run.
+"""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from experiments.errors import UserError, nearest
+from experiments.files import content_hash, dump_yaml, load_yaml
+
+# Names become parts of file names and of run identifiers.
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class Strict(BaseModel):
+    """Immutable; refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TokenizerSpec(Strict):
+    """Which tokenizer turns text into ids.
+
+    Attributes:
+        kind: ``bpe`` (byte-level BPE trained on the training documents), ``hub`` (by ``id``),
+            ``local`` (folder or ``tokenizer.json`` at ``path``), ``package`` (files inside the
+            installed distribution ``id``).
+        vocab_size: number of entries, for ``bpe`` only.
+        id: name on the hub, or distribution name.
+        revision: hub revision (commit, tag or branch).
+        path: local folder or file.
+    """
+
+    kind: Literal["bpe", "hub", "local", "package"]
+    vocab_size: PositiveInt | None = None
+    id: str | None = None
+    revision: str | None = None
+    path: str | None = None
+
+    @model_validator(mode="after")
+    def _one_way_to_find_it(self) -> Self:
+        needed = {"bpe": "vocab_size", "hub": "id", "local": "path", "package": "id"}[self.kind]
+        given = {k for k in ("vocab_size", "id", "path") if getattr(self, k) is not None}
+        if given != {needed}:
+            raise ValueError(f"a tokenizer of kind {self.kind!r} takes {needed!r} and no other key")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Short name for file names: ``bpe2048``, ``t5-base``."""
+        if self.kind == "bpe":
+            return f"bpe{self.vocab_size}"
+        stem = (self.id or self.path or "").rstrip("/").split("/")[-1]
+        return "".join(c if c.isalnum() or c in "_.-" else "-" for c in stem.lower())
+
+
+class DataSpec(Strict):
+    """Which documents, cut how. Token data for language models, rows for classification.
+
+    Attributes:
+        source: key of ``data/sources.yaml``.
+        path: folder or file that holds the source locally, where the source allows it.
+        tokenizer: for token data; a classification set is tokenized by its model at training.
+        sequence_length: tokens per row of token data.
+        layout: ``packed``: documents one after another, no padding.
+        validation_fraction: share of the documents held out, or
+        validation_documents: their number.
+        max_documents: uses this many documents only (drawn by ``seed``).
+        seed: of the split and of the choice of documents.
+    """
+
+    source: Name
+    path: str | None = None
+    tokenizer: TokenizerSpec | None = None
+    sequence_length: PositiveInt | None = None
+    layout: Literal["packed"] | None = None
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    validation_documents: PositiveInt | None = None
+    max_documents: PositiveInt | None = None
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.tokenizer and not self.sequence_length:
+            raise ValueError("token data needs 'sequence_length' beside 'tokenizer'")
+        if not self.tokenizer and (self.sequence_length or self.layout):
+            raise ValueError("'sequence_length' and 'layout' belong to token data: add 'tokenizer'")
+        if self.validation_fraction and self.validation_documents:
+            raise ValueError("give 'validation_fraction' or 'validation_documents', not both")
+        return self
+
+    @property
+    def data_id(self) -> str:
+        """Identifier made of the source, the tokenizer and a hash of everything."""
+        label = self.tokenizer.label if self.tokenizer else "rows"
+        return f"{self.source}-{label}-{content_hash(to_plain(self))[:8]}"
+
+
+class ModelSpec(Strict):
+    """The model: a shape built from random weights, or pretrained weights.
+
+    Attributes:
+        name: of a file in ``experiments/models``.
+        shape: fields of a Hugging Face ``config.json``; the weights are drawn from
+            ``seeds.weights``.
+        package: installed distribution that carries weights, config and tokenizer.
+        path: local folder with the same.
+        hub: identifier on the hub, with its ``revision``.
+    """
+
+    name: Name
+    shape: dict[str, str | bool | int | float | None] | None = None
+    package: str | None = None
+    path: str | None = None
+    hub: str | None = None
+    revision: str | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        given = [k for k in ("shape", "package", "path", "hub") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of 'shape', 'package', 'path', 'hub'")
+        if self.revision and not self.hub:
+            raise ValueError("'revision' belongs to 'hub'")
+        return self
+
+
+class MethodSpec(Strict):
+    """An optimizer of the catalog with its hyperparameters.
+
+    Attributes:
+        name: catalog name.
+        lr: peak learning rate.
+        args: further constructor arguments of the optimizer.
+    """
+
+    name: Name
+    lr: Annotated[float, Field(gt=0)]
+    args: dict[str, Any] = {}
+
+
+class ScheduleSpec(Strict):
+    """Learning rate over the updates: linear warm-up from 0, then decay.
+
+    Attributes:
+        name: ``cosine`` to ``min_lr_ratio`` of the peak, ``linear`` to 0, ``constant``.
+        warmup_fraction: share of all updates spent in warm-up.
+        min_lr_ratio: end of the cosine as a share of the peak.
+    """
+
+    name: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_fraction: Fraction = 0.1
+    min_lr_ratio: Fraction = 0.0
+
+    @model_validator(mode="after")
+    def _floor_of_cosine_only(self) -> Self:
+        if self.min_lr_ratio and self.name != "cosine":
+            raise ValueError("'min_lr_ratio' belongs to the schedule 'cosine'")
+        return self
+
+
+class TrainSpec(Strict):
+    """How long and in what portions. All counts are logical updates.
+
+    Attributes:
+        steps: optimizer updates.
+        batch_size: sequences (rows) per update, over all processes.
+        micro_batches: parts in which the batch goes through the model; gradients accumulate.
+        sequence_length: tokens per row; for classification, the longest row before truncation.
+        dtype: of the weights; ``bfloat16_autocast`` keeps float32 weights.
+        schedule: of the learning rate.
+        max_grad_norm: global-norm clipping; 0 turns it off.
+        eval_every: updates between evaluations (the last update is always followed by one).
+        eval_batch_size: rows per evaluation batch.
+        log_every: updates between rows of ``metrics.jsonl``.
+        checkpoint_every: updates between checkpoints; a multiple of ``log_every``, so that the
+            averages of a resumed run are those of an undisturbed one.
+    """
+
+    steps: PositiveInt
+    batch_size: PositiveInt
+    micro_batches: PositiveInt = 1
+    sequence_length: PositiveInt
+    dtype: Literal["float32", "bfloat16", "bfloat16_autocast"] = "float32"
+    schedule: ScheduleSpec = ScheduleSpec()
+    max_grad_norm: Annotated[float, Field(ge=0)] = 0.0
+    eval_every: PositiveInt
+    eval_batch_size: PositiveInt = 32
+    log_every: PositiveInt = 10
+    checkpoint_every: PositiveInt
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Self:
+        if self.batch_size % self.micro_batches:
+            raise ValueError(
+                f"'batch_size' ({self.batch_size}) must be a multiple of 'micro_batches' "
+                f"({self.micro_batches})"
+            )
+        if self.checkpoint_every % self.log_every:
+            raise ValueError(
+                f"'checkpoint_every' ({self.checkpoint_every}) must be a multiple of 'log_every' "
+                f"({self.log_every})"
+            )
+        return self
+
+
+class Seeds(Strict):
+    """Weights and data order have their own seeds."""
+
+    weights: Seed = 0
+    data: Seed = 0
+
+    @property
+    def label(self) -> str:
+        """``s0``, or ``s0d1`` where the two differ."""
+        return f"s{self.weights}" + ("" if self.weights == self.data else f"d{self.data}")
+
+
+class Resources(Strict):
+    """What the scheduler sets aside for the run; not part of its identity."""
+
+    gpus: Annotated[int, Field(ge=0)] = 0
+    mem_mb: PositiveInt = 2000
+    runtime_min: PositiveInt = 60
+
+
+class RunSpec(Strict):
+    """One training run, complete: the content of ``RUN.yaml``.
+
+    Attributes:
+        task: which command trains it.
+        study, suite, smoke: labels; ``smoke`` marks runs too small to conclude anything from.
+        threads: of the CPU; part of the identity, because sums depend on it.
+    """
+
+    task: Literal["pretrain", "finetune"]
+    study: Name
+    suite: Name
+    smoke: bool = False
+    model: ModelSpec
+    method: MethodSpec
+    data: DataSpec
+    train: TrainSpec
+    seeds: Seeds = Seeds()
+    threads: PositiveInt = 1
+    resources: Resources = Resources()
+
+    @model_validator(mode="after")
+    def _task_and_data_agree(self) -> Self:
+        if self.task == "pretrain":
+            if not self.data.tokenizer:
+                raise ValueError("pretraining needs token data: give 'data.tokenizer'")
+            if self.data.sequence_length != self.train.sequence_length:
+                raise ValueError(
+                    f"'data.sequence_length' ({self.data.sequence_length}) and "
+                    f"'train.sequence_length' ({self.train.sequence_length}) must be equal"
+                )
+        elif self.data.tokenizer:
+            raise ValueError("a classification set is tokenized by its model: drop 'tokenizer'")
+        return self
+
+    @property
+    def config_hash(self) -> str:
+        """SHA-256 of everything that decides the result; labels and resources do not."""
+        labels = {"study", "suite", "smoke", "resources"}
+        return content_hash({k: v for k, v in to_plain(self).items() if k not in labels})
+
+    @property
+    def run_id(self) -> str:
+        """``study-model-method-seed-hash``: the run's name in files and tables."""
+        parts = (self.study, self.model.name, self.method.name, self.seeds.label)
+        return "-".join((*parts, self.config_hash[:8]))
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def to_plain(spec: BaseModel) -> dict[str, Any]:
+    """Plain values of a specification; keys that were not given are left out."""
+    return spec.model_dump(mode="json", exclude_none=True)
+
+
+def to_yaml(spec: BaseModel) -> str:
+    """YAML text from which :func:`load` makes an equal specification."""
+    return dump_yaml(to_plain(spec))
+
+
+def load(model: type[Model], path: Path) -> Model:
+    """Reads and validates one YAML file."""
+    return parse(model, load_yaml(path), str(path))
+
+
+def parse(model: type[Model], content: Any, where: str) -> Model:
+    """Validates plain values against a specification.
+
+    Args:
+        model: the specification's class.
+        content: what a YAML file held.
+        where: file, or file and key, for the messages.
+
+    Raises:
+        UserError: one line per problem: file, key, what was expected, the nearest valid key.
+    """
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        lines = [f"{where}: {_explain(model, problem)}" for problem in error.errors()]
+        raise UserError("\n".join(lines)) from None
+
+
+def _explain(model: type[BaseModel], problem: Any) -> str:
+    """One pydantic error in the words of the YAML file."""
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key!r}{nearest(path[-1], _fields_at(model, path[:-1]))}"
+    if problem["type"] == "missing":
+        return f"key {key!r} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if problem["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key}: {message} (got {problem['input']!r})"
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Field names of the specification that stands at ``path`` inside ``model``."""
+    here: type[BaseModel] | None = model
+    for part in path:
+        if here is not None and part in here.model_fields:
+            here = _model_in(here.model_fields[part].annotation)
+        # Positions in lists and keys of mappings stay with the class of their values.
+    return list(here.model_fields) if here else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The specification class inside ``X``, ``X | None``, ``list[X]`` or ``dict[str, X]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, typing.get_args(annotation))), None)

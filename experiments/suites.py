@@ -1,0 +1,285 @@
+"""Suites: lists of studies, expanded to runs.
+
+A study is a product: models x methods x seeds, on one task. ``expand`` resolves every name (model,
+method, task) through the YAML folders beside this file into complete run specifications.
+
+    python -m experiments.suites expand smoke --out results/smoke/spec
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tomllib
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PositiveInt
+
+from experiments import spec
+from experiments.errors import UserError, command_line, nearest
+from experiments.files import write_if_changed
+from experiments.spec import MethodSpec, ModelSpec, Name, Resources, RunSpec, Seeds, Strict
+
+HOME = Path(__file__).parent
+
+
+class ModelFile(Strict):
+    """``models/<name>.yaml``: where a model comes from and what running it takes.
+
+    Attributes:
+        shape: name of a shape of ``memopt/accounting/shapes.toml``; or one of
+        package, path, hub, revision: pretrained weights, see :class:`ModelSpec`.
+        resources: for the scheduler.
+    """
+
+    shape: Name | None = None
+    package: str | None = None
+    path: str | None = None
+    hub: str | None = None
+    revision: str | None = None
+    resources: Resources
+
+
+class Hyperparameters(Strict):
+    """What a method uses for one model, and where the numbers come from."""
+
+    lr: Annotated[float, Field(gt=0)]
+    args: dict[str, Any] = {}
+    source: str
+
+
+class MethodFile(Strict):
+    """``methods/<name>.yaml``: hyperparameters of one method of the catalog.
+
+    Attributes:
+        args: for every model, unless the model's entry says otherwise.
+        source: of ``args``.
+        models: per model.
+    """
+
+    args: dict[str, Any] = {}
+    source: str
+    models: dict[Name, Hyperparameters]
+
+
+class TaskFile(Strict):
+    """``tasks/<name>.yaml``: what is learned from which documents.
+
+    Attributes:
+        task: which command trains it.
+        data: keys of :class:`~experiments.spec.DataSpec`. ``sequence_length`` is taken from the
+            study, ``tokenizer.vocab_size`` of a trained tokenizer from the model.
+    """
+
+    task: Literal["pretrain", "finetune"]
+    data: dict[str, Any]
+
+
+class MethodChoice(Strict):
+    """A method of a study; ``lr`` and ``args`` override the method's file."""
+
+    name: Name
+    lr: Annotated[float, Field(gt=0)] | None = None
+    args: dict[str, Any] = {}
+
+
+def _name_only(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _one_number(value: Any) -> Any:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return {"weights": value, "data": value} if is_number else value
+
+
+class Study(Strict):
+    """One comparison: every model with every method at every seed.
+
+    Attributes:
+        id: prefix of the run identifiers.
+        task: a file of ``tasks``.
+        data: keys that override the task's.
+        seeds: a number, or ``{weights, data}``.
+    """
+
+    id: Name
+    task: Name
+    data: dict[str, Any] = {}
+    models: Annotated[list[Name], Field(min_length=1)]
+    methods: Annotated[
+        list[Annotated[MethodChoice, BeforeValidator(_name_only)]], Field(min_length=1)
+    ]
+    seeds: Annotated[list[Annotated[Seeds, BeforeValidator(_one_number)]], Field(min_length=1)]
+    train: spec.TrainSpec
+    threads: PositiveInt = 1
+    resources: Resources | None = None
+
+
+class SuiteFile(Strict):
+    """``suites/<name>.yaml``: studies, and whether they are too small to conclude from."""
+
+    description: str
+    smoke: bool = False
+    studies: Annotated[list[Study], Field(min_length=1)]
+
+
+def names(folder: str) -> list[str]:
+    """Names of the YAML files in one of the folders beside this file."""
+    return sorted(path.stem for path in (HOME / folder).glob("*.yaml"))
+
+
+@cache
+def _read(kind: type[Strict], folder: str, name: str) -> Any:
+    if name not in names(folder):
+        raise UserError(f"unknown {folder.rstrip('s')} {name!r}{nearest(name, names(folder))}")
+    return spec.load(kind, HOME / folder / f"{name}.yaml")
+
+
+@cache
+def shapes() -> dict[str, Any]:
+    """All named shapes; read without importing memopt, which would import torch."""
+    package = find_spec("memopt")
+    if package is None or not package.submodule_search_locations:
+        raise UserError("the package memopt is not installed: pip install -e .")
+    path = Path(package.submodule_search_locations[0]) / "accounting" / "shapes.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def model_spec(name: str) -> ModelSpec:
+    """The model of ``models/<name>.yaml``, its shape written out."""
+    content = spec.to_plain(_read(ModelFile, "models", name))
+    del content["resources"]
+    if "shape" in content:
+        shape = content["shape"]
+        if shape not in shapes():
+            raise UserError(
+                f"models/{name}.yaml: unknown shape {shape!r}{nearest(shape, shapes())}"
+            )
+        content["shape"] = shapes()[shape]["config"]
+    return spec.parse(ModelSpec, {"name": name, **content}, f"models/{name}.yaml")
+
+
+def method_spec(choice: MethodChoice, model: str) -> MethodSpec:
+    """A method's hyperparameters for one model: file, model's entry, study's override."""
+    file: MethodFile = _read(MethodFile, "methods", choice.name)
+    entry = file.models.get(model)
+    if entry is None and choice.lr is None:
+        raise UserError(
+            f"methods/{choice.name}.yaml has no learning rate for the model {model!r}"
+            f"{nearest(model, file.models)} (or give 'lr' in the study)"
+        )
+    args = {**file.args, **(entry.args if entry else {}), **choice.args}
+    lr = choice.lr if choice.lr is not None else entry.lr  # type: ignore[union-attr]
+    return MethodSpec(name=choice.name, lr=lr, args=args)
+
+
+def _data(study: Study, task: TaskFile, model: ModelSpec, where: str) -> spec.DataSpec:
+    """The study's data; fills in what the model and the training decide."""
+    content = {**task.data, **study.data}
+    if task.task == "pretrain":
+        content.setdefault("sequence_length", study.train.sequence_length)
+        tokenizer = content.get("tokenizer")
+        if isinstance(tokenizer, dict) and tokenizer.get("kind") == "bpe" and model.shape:
+            content["tokenizer"] = {"vocab_size": model.shape.get("vocab_size"), **tokenizer}
+    return spec.parse(spec.DataSpec, content, where)
+
+
+def expand(suite: str) -> list[RunSpec]:
+    """All runs of a suite, in the order of its file.
+
+    Raises:
+        UserError: an unknown name or key, a value out of range, the same run twice.
+    """
+    file: SuiteFile = _read(SuiteFile, "suites", suite)
+    runs: dict[str, RunSpec] = {}
+    for study in file.studies:
+        where = f"suites/{suite}.yaml: study {study.id}"
+        task: TaskFile = _read(TaskFile, "tasks", study.task)
+        for name, choice, seeds in itertools.product(study.models, study.methods, study.seeds):
+            model = model_spec(name)
+            resources = study.resources or _read(ModelFile, "models", name).resources
+            run = spec.parse(
+                RunSpec,
+                {
+                    "task": task.task,
+                    "study": study.id,
+                    "suite": suite,
+                    "smoke": file.smoke,
+                    "model": model,
+                    "method": method_spec(choice, name),
+                    "data": _data(study, task, model, f"{where}: data"),
+                    "train": study.train,
+                    "seeds": seeds,
+                    "threads": study.threads,
+                    "resources": resources,
+                },
+                where,
+            )
+            if run.run_id in runs:
+                raise UserError(f"{where}: the run {run.run_id} is listed twice")
+            runs[run.run_id] = run
+    return list(runs.values())
+
+
+def select(runs: list[RunSpec], only: str) -> list[RunSpec]:
+    """Runs whose ``study/model/method/seed`` or identifier contains ``only``."""
+    paths = {
+        run.run_id: f"{run.study}/{run.model.name}/{run.method.name}/{run.seeds.label}"
+        for run in runs
+    }
+    chosen = [run for run in runs if only in paths[run.run_id] or only in run.run_id]
+    if not chosen:
+        examples = ", ".join(sorted(set(paths.values()))[:5])
+        raise UserError(f"no run of the suite matches {only!r}; runs look like {examples}")
+    return chosen
+
+
+def write(suite: str, runs: list[RunSpec], out: Path) -> dict[str, Any]:
+    """Writes ``runs/<run_id>.yaml`` and ``datasets/<data_id>.yaml`` where their content changed.
+
+    Returns:
+        What the workflow plans with: ``suite``, ``runs``, ``datasets``.
+    """
+    datasets = {run.data.data_id: run.data for run in runs}
+    for data_id, data in datasets.items():
+        write_if_changed(out / "datasets" / f"{data_id}.yaml", spec.to_yaml(data))
+    for run in runs:
+        write_if_changed(out / "runs" / f"{run.run_id}.yaml", spec.to_yaml(run))
+    return {
+        "suite": suite,
+        "runs": [
+            {
+                "run_id": run.run_id,
+                "task": run.task,
+                "study": run.study,
+                "model": run.model.name,
+                "method": run.method.name,
+                "data_id": run.data.data_id,
+                "threads": run.threads,
+                **run.resources.model_dump(),
+                "needs": [],
+            }
+            for run in runs
+        ],
+        "datasets": [{"data_id": data_id} for data_id in datasets],
+    }
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.suites", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("expand", help="write one YAML file a run, print the plan")
+    command.add_argument("suite", help="a file of experiments/suites, without .yaml")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR")
+    command.add_argument("--only", default="", metavar="SUBSTRING", help="e.g. llama_60m/gwt")
+    arguments = parser.parse_args()
+    runs = select(expand(arguments.suite), arguments.only)
+    print(json.dumps(write(arguments.suite, runs, arguments.out), indent=1))
+
+
+if __name__ == "__main__":
+    command_line(_main)
