@@ -130,9 +130,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
         index = len(self.param_groups) - 1
         for position, param in enumerate(group["params"]):
             names = group.get("param_names")
-            self._names[id(param)] = (
-                names[position] if names else f"group{index}.param{position}"
-            )
+            self._names[id(param)] = names[position] if names else f"group{index}.param{position}"
             if group["treated"] and param.ndim < self.min_ndim:
                 raise ValueError(
                     f"{type(self).__name__}: parameter {self.name_of(param)!r} has shape "
@@ -221,9 +219,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
                 state.update(allocate(key, buffer, group.get("storage", "float32"), param))
         return state
 
-    def _plain_update(
-        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]
-    ) -> Tensor:
+    def _plain_update(self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
         """Plain Adam for the parameters that the method leaves alone (norms, embeddings, head)."""
         exp_avg, denominator = adam.moments(grad, state, group["betas"], group["eps"])
         step_size = group["lr"] * adam.bias_correction(state["step"], group["betas"])
@@ -243,9 +239,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
         if weight is not param:
             self._write_back(param, weight, state["step"], group)
 
-    def _write_back(
-        self, param: Tensor, weight: Tensor, step: int, group: dict[str, Any]
-    ) -> None:
+    def _write_back(self, param: Tensor, weight: Tensor, step: int, group: dict[str, Any]) -> None:
         if group["rounding"] == "stochastic":
             rounding.copy_stochastic_(param, weight, name=self.name_of(param), step=step)
             return

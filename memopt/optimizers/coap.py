@@ -145,6 +145,8 @@ class COAP(ProjectedAdam):
 def rotate_moments(state: dict[str, Any], change: Tensor, *, transposed: bool) -> None:
     """``M <- M P_old^T P_new``, ``V <- (sqrt(V) P_old^T P_new)^2``; ``change`` is the (r, r) product."""
     exp_avg, root = load(state, "exp_avg"), load(state, "exp_avg_sq").sqrt()
-    turned = (change.T @ exp_avg, change.T @ root) if transposed else (exp_avg @ change, root @ change)
+    turned = (
+        (change.T @ exp_avg, change.T @ root) if transposed else (exp_avg @ change, root @ change)
+    )
     store(state, "exp_avg", turned[0])
     store(state, "exp_avg_sq", turned[1].square())

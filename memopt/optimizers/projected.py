@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +24,9 @@ class ProjectedAdam(MemoptOptimizer):
     decay_last = True
     aliases = {"update_proj_gap": "update_interval", "proj_type": "side"}
 
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Any) -> None:
+        super().__init__(_marked_by_rank(params), defaults, **options)
+
     def validate(self, group: dict[str, Any]) -> None:
         """Checks rank, interval, side and scale beside the common arguments."""
         super().validate(group)
@@ -39,9 +43,7 @@ class ProjectedAdam(MemoptOptimizer):
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
         """Basis and both moments."""
         matrix = matrix_shape(shape)
-        basis, coefficients = projection.shapes(
-            matrix, group["side"], self.rank_of(matrix, group)
-        )
+        basis, coefficients = projection.shapes(matrix, group["side"], self.rank_of(matrix, group))
         return {"projection": Buffer(basis, kind="projection"), **adam.buffers(coefficients)}
 
     def update(
@@ -72,3 +74,11 @@ class ProjectedAdam(MemoptOptimizer):
         param: Tensor,
     ) -> Tensor:
         """The new basis at steps 1, 1 + T, 1 + 2T, ... (T the update interval)."""
+
+
+def _marked_by_rank(params: Iterable[Any]) -> list[Any]:
+    """GaLore's convention: where some groups carry ``rank``, the groups without it are plain."""
+    groups = list(params)
+    if not any(isinstance(group, dict) and "rank" in group for group in groups):
+        return groups
+    return [{"treated": "rank" in group, **group} for group in groups]

@@ -1,0 +1,51 @@
+"""Memory-efficient optimizers for language models, as their papers have them, and their bytes."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from memopt.catalog import METHODS, create
+from memopt.errors import NonFiniteGradientError, UnsupportedCombination
+from memopt.params import param_groups
+
+if TYPE_CHECKING:
+    from memopt.backward import accumulate_in_backward, update_in_backward
+    from memopt.optimizers.adalomo import AdaLomo
+    from memopt.optimizers.adama import AdamA
+    from memopt.optimizers.adamw import AdamW
+    from memopt.optimizers.coap import COAP
+    from memopt.optimizers.galore import GaLore
+    from memopt.optimizers.gwt import GWT
+    from memopt.optimizers.lomo import LOMO
+
+__all__ = [
+    "COAP",
+    "GWT",
+    "LOMO",
+    "METHODS",
+    "AdaLomo",
+    "AdamA",
+    "AdamW",
+    "GaLore",
+    "NonFiniteGradientError",
+    "UnsupportedCombination",
+    "accumulate_in_backward",
+    "accounting",
+    "create",
+    "param_groups",
+    "update_in_backward",
+]
+
+_CLASSES = {method.factory.partition(":")[2]: method.factory for method in METHODS.values()}
+_TIMING = ("accumulate_in_backward", "update_in_backward")
+
+
+def __getattr__(name: str) -> Any:
+    """Loads optimizers, the timing engine and the accounting at first use."""
+    if name in _CLASSES:
+        module, _, attribute = _CLASSES[name].partition(":")
+        return getattr(import_module(module), attribute)
+    if name in _TIMING:
+        return getattr(import_module("memopt.backward"), name)
+    if name == "accounting":
+        return import_module("memopt.accounting")
+    raise AttributeError(f"module 'memopt' has no attribute {name!r}")

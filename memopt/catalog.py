@@ -1,0 +1,121 @@
+"""The one table of methods: everything that lists methods reads it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt.errors import unknown
+from memopt.params import Targets, param_groups
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method of the catalog.
+
+    Attributes:
+        name: key, lower case, as used in configurations.
+        title: name as printed.
+        factory: ``module:Class`` of the optimizer.
+        paper: arXiv identifier.
+        subspace: in which coordinates the moments live.
+        rule: how moments become a direction.
+        storage: how the moments can be kept.
+        timing: when gradients are consumed: ``step``, ``in backward`` or ``accumulated``.
+        state_formula: numbers stored per treated m x n weight (n the reduced side).
+    """
+
+    name: str
+    title: str
+    factory: str
+    paper: str
+    subspace: str
+    rule: str
+    storage: str
+    timing: str
+    state_formula: str
+
+    def load(self) -> type[torch.optim.Optimizer]:
+        """The optimizer class."""
+        module, _, attribute = self.factory.partition(":")
+        loaded: type[torch.optim.Optimizer] = getattr(importlib.import_module(module), attribute)
+        return loaded
+
+    def arguments(self) -> dict[str, inspect.Parameter]:
+        """Keyword arguments that the constructor takes, ``params`` left out."""
+        signature = inspect.signature(self.load()).parameters
+        return {name: p for name, p in signature.items() if name != "params"}
+
+
+_KEPT = "float32, bfloat16, 8-bit"
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            "adamw", "AdamW", "memopt.optimizers.adamw:AdamW", "1711.05101",
+            "full", "Adam", "weight's dtype", "step", "2mn",
+        ),
+        Method(
+            "gwt", "GWT", "memopt.optimizers.gwt:GWT", "2501.07237",
+            "Haar approximation band", "Adam", _KEPT, "step", "2m⌈n/2^level⌉ + 1",
+        ),
+        Method(
+            "coap", "COAP", "memopt.optimizers.coap:COAP", "2412.00071",
+            "correlation-aware projection", "Adam", _KEPT, "step", "2mr + nr",
+        ),
+        Method(
+            "adama", "AdamA", "memopt.optimizers.adama:AdamA", "2305.19982",
+            "full", "Adam", "float32", "accumulated", "2mn",
+        ),
+        Method(
+            "lomo", "LOMO", "memopt.optimizers.lomo:LOMO", "2306.09782",
+            "full", "SGD", "none", "in backward", "0",
+        ),
+        Method(
+            "adalomo", "AdaLomo", "memopt.optimizers.adalomo:AdaLomo", "2310.10195",
+            "full", "Adafactor without momentum", "float32", "in backward", "m + n",
+        ),
+        Method(
+            "galore", "GaLore", "memopt.optimizers.galore:GaLore", "2403.03507",
+            "SVD projection", "Adam", _KEPT, "step", "2mr + nr",
+        ),
+    )
+}  # fmt: skip
+
+
+def get(name: str) -> Method:
+    """The method of this name.
+
+    Raises:
+        ValueError: no such method; names the nearest.
+    """
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]
+
+
+def create(
+    name: str, model: nn.Module, *, targets: Targets = "auto", **arguments: Any
+) -> torch.optim.Optimizer:
+    """Builds a method's optimizer for a model, parameter groups included.
+
+    Args:
+        name: catalog name, for example ``"gwt"``.
+        model: the model to train.
+        targets: which layers the method treats, see `memopt.param_groups`.
+        **arguments: the optimizer's own arguments.
+
+    Raises:
+        ValueError: unknown method or argument (with the nearest), or nothing to treat.
+    """
+    method = get(name)
+    known = method.arguments()
+    for argument in arguments:
+        if argument not in known:
+            raise unknown(f"argument of {name}", argument, known)
+    return method.load()(param_groups(model, targets), **arguments)

@@ -1,0 +1,1 @@
+"""One file a method, each readable beside its paper."""
