@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim.adamw import adamw
 
 from memopt.states import Buffer
 

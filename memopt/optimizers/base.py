@@ -31,7 +31,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
     Args:
         params: parameters, named parameters, or groups (best: `memopt.param_groups`). A group may
             carry ``treated``: True (the method's algorithm; needs `min_ndim` dimensions), False
-            (plain Adam at the full learning rate), or None (default: treated where the shape allows).
+            (plain Adam at the full learning rate), or None (default: treated where it can be).
         defaults: the method's hyperparameters, each of which a group may override.
         nonfinite: what to do with NaN or infinite gradients: ``"raise"`` a named error before any
             weight changes, ``"skip"`` the update and count it in ``group["skipped_steps"]``, or
@@ -74,8 +74,9 @@ class MemoptOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
         if not any(True for _ in self.treated_parameters()):
             raise ValueError(
-                f"{type(self).__name__}: nothing to treat: no parameter has {self.min_ndim} or more "
-                "dimensions in a group with treated=True or None. Check `targets` of param_groups."
+                f"{type(self).__name__}: nothing to treat: no suitable parameter ({self.min_ndim} or "
+                "more dimensions) stands in a group with treated=True or None. Check the groups, or "
+                "`targets` of memopt.param_groups."
             )
 
     # ---- what a method defines -------------------------------------------------------------
@@ -203,9 +204,10 @@ class MemoptOptimizer(torch.optim.Optimizer):
     def prepared(self, grad: Tensor, param: Tensor, group: dict[str, Any]) -> Tensor:
         """The gradient in compute precision and descent direction."""
         if grad.is_sparse or grad.is_complex():
+            kind = "sparse" if grad.is_sparse else "complex"
             raise UnsupportedCombination(
-                f"parameter {self.name_of(param)!r} has a "
-                f"{'sparse' if grad.is_sparse else 'complex'} gradient; memopt needs dense real ones."
+                f"parameter {self.name_of(param)!r} has a {kind} gradient; memopt needs dense "
+                "real ones (for an embedding: sparse=False)."
             )
         grad = grad.detach().to(compute_dtype(param.dtype))
         return -grad if group["maximize"] else grad
@@ -266,7 +268,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
         watched = [(p, g) for p, g in work if g["nonfinite"] != "ignore" and not p.grad.is_sparse]
         if not watched:
             return True
-        norms = torch._foreach_norm([p.grad for p, _ in watched], ord=float("inf"))
+        norms = torch._foreach_norm([p.grad for p, _ in watched], ord=float("inf"))  # type: ignore[misc]
         finite = torch.stack([n.float().isfinite().to(watched[0][0].device) for n in norms])
         if bool(finite.all()):
             return True
@@ -283,7 +285,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
     # ---- checkpoints -----------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads as torch does, but keeps every state tensor's dtype (torch casts to the weight's)."""
+        """Loads as torch does, but keeps each state tensor's dtype (torch casts it to the weight's)."""
         final: dict[str, Any] = {}
         hook = self.register_load_state_dict_pre_hook(lambda _, given: final.update(given))
         try:

@@ -143,7 +143,7 @@ class COAP(ProjectedAdam):
 
 
 def rotate_moments(state: dict[str, Any], change: Tensor, *, transposed: bool) -> None:
-    """``M <- M P_old^T P_new``, ``V <- (sqrt(V) P_old^T P_new)^2``; ``change`` is the (r, r) product."""
+    """``M <- M change``, ``V <- (sqrt(V) change)^2`` with ``change = P_old^T P_new``, (r, r)."""
     exp_avg, root = load(state, "exp_avg"), load(state, "exp_avg_sq").sqrt()
     turned = (
         (change.T @ exp_avg, change.T @ root) if transposed else (exp_avg @ change, root @ change)

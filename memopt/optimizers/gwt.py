@@ -139,7 +139,8 @@ def explicit_direction(
 
     Args:
         grad: (m, n).
-        exp_avg, denominator: M and N after this gradient, (m, ceil(n / 2^level)).
+        exp_avg: M after this gradient, (m, ceil(n / 2^level)).
+        denominator: N after this gradient, same shape.
         limit: c of the limiter.
         level: L.
 

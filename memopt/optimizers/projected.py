@@ -51,7 +51,7 @@ class ProjectedAdam(MemoptOptimizer):
     ) -> Tensor:
         """Refresh the basis if due, project, Adam, project back."""
         matrix = as_matrix(grad)
-        side = projection.resolve_side(tuple(matrix.shape), group["side"])
+        side = projection.resolve_side(matrix_shape(tuple(grad.shape)), group["side"])
         basis = load(state, "projection")
         if (state["step"] - 1) % group["update_interval"] == 0:
             basis = self.refresh(matrix, basis, side, state, group, param)
