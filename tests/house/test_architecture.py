@@ -1,0 +1,62 @@
+"""The arrows of the house go one way, and the picture shows the code as it is."""
+
+import pytest
+
+from tools import architecture
+
+# memopt is a library for other people's training loops: it must not drag anything in.
+LIBRARIES_OF_MEMOPT = {"torch", "numpy", "pywt"}
+OPTIONAL = {  # met only by who calls them, and a plain message where they are missing
+    "memopt.accounting.__main__": {"rich"},
+    "memopt.integrations": {"transformers"},
+}
+DOORS = {  # which rooms a room may look into
+    "workflow": {"experiments", "memopt", "notebooks"},
+    "notebooks": {"experiments", "memopt"},
+    "experiments": {"memopt"},
+    "memopt": set(),
+}
+
+
+@pytest.fixture(scope="module")
+def edges() -> list[tuple[str, str]]:
+    return architecture.graph()[0]
+
+
+def test_arrows_go_one_way(edges: list[tuple[str, str]]) -> None:
+    for a, b in edges:
+        here, there = a.split(".")[0], b.split(".")[0]
+        assert here == there or there in DOORS[here], f"{a} must not look into {b}"
+
+
+def test_no_rooms_look_at_each_other_in_a_circle(edges: list[tuple[str, str]]) -> None:
+    assert architecture.cycles(set(edges)) == set()
+
+
+def test_memopt_stands_on_torch_alone() -> None:
+    for name, text, is_package in architecture.modules():
+        if name.split(".")[0] != "memopt":
+            continue
+        allowed = LIBRARIES_OF_MEMOPT.union(
+            *(libs for place, libs in OPTIONAL.items() if f"{name}.".startswith(f"{place}."))
+        )
+        tops = {t.split(".")[0] for t in architecture.imported(text, name, is_package)}
+        foreign = tops - set(architecture.sys.stdlib_module_names) - {"memopt"}
+        assert foreign <= allowed, name
+
+
+def test_picture_is_fresh() -> None:
+    told = architecture.EDGES.read_text()
+    assert told == architecture.document(), "run: python tools/architecture.py"
+
+
+def test_relative_and_plain_imports_are_read() -> None:
+    text = "import os.path\nfrom . import a\nfrom ..b import c\nfrom memopt.rules import adam"
+    found = set(architecture.imported(text, "memopt.x.y", False))
+    assert found == {"os.path", "memopt.x.a", "memopt.b.c", "memopt.rules.adam"}
+
+
+def test_reduction_keeps_only_what_does_not_follow() -> None:
+    edges = {("a", "b"), ("b", "c"), ("a", "c"), ("a", "d")}
+    assert architecture.reduced(edges) == {("a", "b"), ("b", "c"), ("a", "d")}
+    assert architecture.cycles(edges | {("c", "a")}) == {"a", "b", "c"}

@@ -1,0 +1,40 @@
+"""Writes the methods table of README.md from memopt's catalog.
+
+    python tools/readme.py
+"""
+
+import re
+from pathlib import Path
+
+import memopt.catalog
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+BETWEEN = re.compile(r"(?<=<!-- methods: made by tools/readme.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
+COLUMNS = {
+    "method": "`{m.name}`",
+    "paper": "[{m.title}](https://arxiv.org/abs/{m.paper})",
+    "moments live in": "{m.subspace}",
+    "rule": "{m.rule}",
+    "kept as": "{m.storage}",
+    "gradient is used": "{m.timing}",
+    "numbers kept for an m × n weight": "{m.state_formula}",
+}
+
+
+def table() -> str:
+    """The table of methods as Markdown."""
+    rows = [COLUMNS.keys(), ["---"] * len(COLUMNS)]
+    rows += [
+        [cell.format(m=method) for cell in COLUMNS.values()]
+        for method in memopt.catalog.METHODS.values()
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def with_table(text: str) -> str:
+    """README's text with the table of today's catalog."""
+    return BETWEEN.sub(lambda _: table(), text)
+
+
+if __name__ == "__main__":
+    README.write_text(with_table(README.read_text()))
