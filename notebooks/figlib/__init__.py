@@ -1,0 +1,1 @@
+"""What the notebooks share: style, statistics over seeds, drawing, bundles, the gallery."""

@@ -1,0 +1,59 @@
+"""Sentences that captions share: which model, data, steps, seeds and commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+
+def of_runs(runs: pd.DataFrame) -> str:
+    """What was run, in one paragraph; says when data was repeated or a run diverged."""
+    sizes = runs.drop_duplicates("model").sort_values("parameters")
+    models = listed(f"{m.model} ({m.parameters / 1e6:.3g} M weights)" for m in sizes.itertuples())
+    steps = extent(runs.steps, "{:,.0f}")
+    tokens = extent(runs.tokens / 1e6, "{:.3g}")
+    seeds = runs.groupby(["study", "model", "label"]).size()
+    commits = listed(sorted({str(c)[:10] for c in runs.commit}))
+    text = (
+        f"Model: {models}. Data: {data_names(runs)}. {steps} steps, {tokens} million tokens, "
+        f"{extent(runs.epochs, '{:.2g}')} epochs of the data; seeds per line: "
+        f"{extent(seeds, '{:.0f}')}. Commit {commits}"
+    )
+    text += " with uncommitted changes." if runs.dirty.any() else "."
+    repeated = sorted(set(runs.label[runs.epochs > 1]))
+    if repeated:
+        text += (
+            " **The data was seen more than once** by "
+            + ("every method" if len(repeated) == runs.label.nunique() else listed(repeated))
+            + ": the order of methods may differ from that of a single pass."
+        )
+    diverged = sorted(set(runs.label[runs.diverged]))
+    if diverged:
+        text += f" Diverged: {listed(diverged)}."
+    return text
+
+
+def intervals(runs: pd.DataFrame) -> str:
+    """How seeds are shown."""
+    if runs.groupby(["study", "model", "label"]).size().max() > 1:
+        return "Lines are means over seeds, bands 95 % Student-t intervals of the mean loss."
+    return "One seed: no interval can be given."
+
+
+def extent(values: pd.Series, form: str) -> str:
+    """``4`` or ``4–8``."""
+    low, high = form.format(values.min()), form.format(values.max())
+    return low if low == high else f"{low}–{high}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """``a, b and c``."""
+    words = list(items)
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def data_names(runs: pd.DataFrame) -> str:
+    """The data sets by name, with the start of their fingerprints."""
+    sets = runs.drop_duplicates(["data_id", "data_fingerprint"]).sort_values("data_id")
+    return listed(f"{d.data_id} (fingerprint {d.data_fingerprint[:8]})" for d in sets.itertuples())

@@ -1,0 +1,162 @@
+"""Curves over training: one panel row a model, whole course beside the last half."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from . import style
+
+OFF_SCALE = 1.5  # a final value above this many times the median is named, not drawn, in the zoom
+MARKERS_PER_LINE = 5
+GAP_POINTS = 9.5  # distance of two end labels
+
+
+def convergence(curves: pd.DataFrame, unigram: pd.Series) -> Figure:
+    """Held-out perplexity against steps (whole course) and against tokens (last half).
+
+    Args:
+        curves: what ``stats.curves`` returns.
+        unigram: perplexity of the unigram distribution, indexed by (study, model).
+    """
+    panels = list(curves.groupby(["study", "model"], sort=False))
+    heights = [max(3.1, 0.16 * rows.label.nunique() + 0.9) for _, rows in panels]
+    fig, axes = plt.subplots(
+        len(panels),
+        2,
+        figsize=(8.2, sum(heights)),
+        squeeze=False,
+        gridspec_kw={"height_ratios": heights, "width_ratios": [1.0, 1.0]},
+    )
+    several = len(panels) > 1
+    for (whole, late), (key, rows) in zip(axes, panels, strict=True):
+        draw(whole, rows, "step")
+        baseline(whole, float(unigram[key]))
+        half = rows[rows.step >= rows.step.max() / 2]
+        draw(late, half, "tokens")
+        label_ends(late, half)
+        name = f"{key[1]}, {key[0]}: " if several else ""
+        whole.set_title(f"{name}whole run")
+        late.set_title(f"{name}last half, enlarged")
+        whole.set_xlabel("Optimizer steps")
+        whole.set_ylabel("Held-out perplexity (log scale)")
+        late.set_xlabel("Training tokens seen (millions)")
+        late.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1e6:g}"))
+        for axis in (whole, late):
+            plain_log(axis)
+    return fig
+
+
+def draw(axis: Axes, rows: pd.DataFrame, x: str) -> None:
+    """One line a series, with its interval over seeds where there is one."""
+    series = list(rows.groupby("label", sort=False))
+    for index, (label, line) in enumerate(series):
+        look = style.look(line.method.iloc[0])
+        every = max(1, len(line) // MARKERS_PER_LINE)
+        axis.plot(
+            line[x],
+            line.perplexity,
+            color=look.color,
+            linestyle=look.dash,
+            marker=look.marker,
+            markevery=(index * every // len(series), every),  # staggered: equal curves stay visible
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+            label=label,
+        )
+        if line.low.notna().any():
+            axis.fill_between(line[x], line.low, line.high, color=look.color, alpha=0.16, lw=0)
+
+
+def baseline(axis: Axes, perplexity: float) -> None:
+    """A dashed reference: what knowing the words' frequencies alone gives."""
+    axis.axhline(perplexity, color=style.MUTED, lw=1.0, ls=(0, (4, 3)), zorder=1)
+    axis.annotate(
+        f"unigram baseline {perplexity:.4g}",
+        (1.0, perplexity),
+        xycoords=axis.get_yaxis_transform(),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        color=style.MUTED,
+        fontsize=8,
+    )
+
+
+def label_ends(axis: Axes, rows: pd.DataFrame) -> None:
+    """Name each line at its right end; a line far above the others is named at the top edge."""
+    ends = rows.groupby("label", sort=False).last().sort_values("perplexity")
+    limit = OFF_SCALE * float(ends.perplexity.median())
+    drawn = ends[ends.perplexity <= limit]
+    kept = rows[rows.label.isin(drawn.index)]
+    low, high = float(kept.perplexity.min()), float(min(kept.perplexity.max(), limit))
+    axis.set_yscale("log")
+    axis.set_ylim(low / (high / low) ** 0.08, high * (high / low) ** 0.08)
+    axis.figure.draw_without_rendering()  # constrained layout: pixel positions are final after it
+    to_points = 72 / axis.figure.dpi
+    places = axis.transData.transform([(0, v) for v in drawn.perplexity])[:, 1] * to_points
+    shifts = spread_out(places) - places
+    for shift, (label, end) in zip(shifts, drawn.iterrows(), strict=True):
+        _label(axis, end, f"{label}  {end.perplexity:.4g}", end.perplexity, shift)
+    for rank, (label, end) in enumerate(ends[ends.perplexity > limit].iterrows()):
+        text = f"{label}  {end.perplexity:.4g} ↑"
+        _label(axis, end, text, axis.get_ylim()[1], 2 + GAP_POINTS * rank, leader=False)
+
+
+def _label(
+    axis: Axes, end: pd.Series, text: str, y: float, shift: float, *, leader: bool = True
+) -> None:
+    color = style.look(end.method).color
+    line = {"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 1}
+    axis.annotate(
+        text,
+        (1.0, y),
+        xycoords=axis.get_yaxis_transform(),
+        xytext=(13, shift),
+        textcoords="offset points",
+        va="center",
+        color=style.readable(color),
+        fontsize=8,
+        annotation_clip=False,
+        arrowprops=line if leader else None,
+    )
+
+
+def spread_out(places: np.ndarray, gap: float = GAP_POINTS) -> np.ndarray:
+    """Move sorted positions apart to at least ``gap``, each as little as possible.
+
+    Neighbours that collide form a block which is centred on its members' wishes; blocks merge
+    until none overlap.
+    """
+    blocks: list[list[float]] = []  # wishes of the members of each block, minus their rank * gap
+    for place in places:
+        blocks.append([float(place)])
+        while len(blocks) > 1 and _end(blocks[-2], gap) > _start(blocks[-1], gap) - gap:
+            last = blocks.pop()
+            blocks[-1] += last
+    return np.concatenate([_start(b, gap) + gap * np.arange(len(b)) for b in blocks])
+
+
+def _start(block: list[float], gap: float) -> float:
+    return float(np.mean(block)) - gap * (len(block) - 1) / 2
+
+
+def _end(block: list[float], gap: float) -> float:
+    return float(np.mean(block)) + gap * (len(block) - 1) / 2
+
+
+def plain_log(axis: Axes) -> None:
+    """A logarithmic y axis with numbers as people write them (50, 100, 200)."""
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    if high / low < 4:  # too short for decades: round numbers instead
+        axis.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    else:
+        axis.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=12))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,88 @@
+"""Rows of the tables, from the rows of runs.parquet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from . import stats
+
+KEYS = ["study", "model", "method", "label"]
+
+
+def over_seeds(runs: pd.DataFrame, value: str, how: str) -> pd.DataFrame:
+    """Mean and 95 % interval of ``value`` per line; ``how='exp'`` turns losses to perplexities."""
+    rows = []
+    for key, group in runs.groupby(KEYS, sort=False):
+        mean, low, high = stats.interval(group[value])
+        numbers = np.exp([mean, low, high]) if how == "exp" else np.array([mean, low, high])
+        rows.append((*key, *numbers))
+    return pd.DataFrame(rows, columns=[*KEYS, "value", "low", "high"])
+
+
+def pretraining(runs: pd.DataFrame) -> pd.DataFrame:
+    """Quality and memory of each method, best perplexity first within a model."""
+    facts = _facts(runs, ["final_unigram_perplexity", "final_papers_biased_loss"])
+    table = over_seeds(runs, "final_validation_loss", "exp").rename(columns={"value": "perplexity"})
+    table = table.merge(facts, on=KEYS, validate="one_to_one")
+    table["papers_biased_perplexity"] = np.exp(table.pop("final_papers_biased_loss"))
+    table = table.rename(columns={"final_unigram_perplexity": "unigram_perplexity"})
+    return table.sort_values(["study", "model", "perplexity"], kind="stable", ignore_index=True)
+
+
+def finetuning(runs: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy and F1 of each method beside the majority class, best accuracy first."""
+    facts = _facts(runs, ["final_f1", "final_majority_accuracy"])
+    table = over_seeds(runs, "final_accuracy", "as is").rename(columns={"value": "accuracy"})
+    table = table.merge(facts, on=KEYS, validate="one_to_one")
+    table = table.rename(columns=lambda c: c.removeprefix("final_"))
+    order = ["study", "model", "accuracy"]
+    return table.sort_values(order, ascending=[True, True, False], kind="stable", ignore_index=True)
+
+
+def step_time(runs: pd.DataFrame, reference: str = "adamw") -> pd.DataFrame:
+    """Time per training token of each method, as a ratio to the reference in the same study.
+
+    A study and model without the reference has no ratio (NaN).
+    """
+    facts = runs.groupby(KEYS, sort=False).agg(
+        tokens_per_second=("tokens_per_second", "median"),
+        threads=("threads", "first"),
+        seeds=("run_id", "size"),
+    )
+    table = facts.reset_index()
+    base = table[table.method == reference].groupby(["study", "model"]).tokens_per_second.max()
+    table = table.join(base.rename("reference"), on=["study", "model"])
+    table["time_ratio"] = table.pop("reference") / table.tokens_per_second
+    return stats.in_order(table)
+
+
+def _facts(runs: pd.DataFrame, averaged: list[str]) -> pd.DataFrame:
+    """What stands beside the main number: averages over seeds, and what seeds share."""
+    return (
+        runs.groupby(KEYS, sort=False)
+        .agg(
+            **{name: (name, "mean") for name in averaged},
+            lr=("lr", "first"),
+            data_id=("data_id", "first"),
+            parameters=("parameters", "first"),
+            weights_bytes=("weights_bytes", "first"),
+            state_bytes_measured=("state_bytes_measured", "max"),
+            state_bytes_predicted=("state_bytes_predicted", "max"),
+            steps=("steps", "first"),
+            epochs=("epochs", "max"),
+            seeds=("run_id", "size"),
+            diverged=("diverged", "sum"),
+        )
+        .reset_index()
+    )
+
+
+def worth_showing(
+    table: pd.DataFrame, columns: dict[str, tuple[str, str]]
+) -> dict[str, tuple[str, str]]:
+    """``columns`` without those that say nothing: one study only, or no value at all."""
+    silent = {c for c in columns if c in table and table[c].isna().all()}
+    if table.study.nunique() == 1:
+        silent.add("study")
+    return {c: shown for c, shown in columns.items() if c not in silent}
