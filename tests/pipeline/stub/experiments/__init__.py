@@ -1,0 +1,1 @@
+"""Stand-ins for the commands of the real package."""

@@ -1,0 +1,3 @@
+"""As pretrain, on what the pretraining left."""
+
+import experiments.pretrain  # noqa: F401

@@ -1,0 +1,193 @@
+# What the other files stand on: the suite and its runs, and what must hold before a start.
+# Here are functions only; they ask the project's commands and never import its code.
+import difflib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import validate
+
+# Commands run with the Python that runs Snakemake (`--sdm conda` puts another one before it).
+os.environ.update(
+    PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")])
+)
+
+
+def stop(message):
+    """Ends with the reason alone; an exception would print a trace of Snakefile lines."""
+    print(f"error: {str(message).removeprefix('error: ')}", file=sys.stderr)
+    sys.exit(2)
+
+
+def command(*arguments):
+    """What a command of the project prints; where it refuses, its words are ours."""
+    call = [sys.executable, "-m", *arguments]
+    done = subprocess.run(call, capture_output=True, text=True)
+    if done.returncode:
+        stop(done.stderr.strip())
+    return done.stdout
+
+
+def check_config():
+    """Names a misspelt setting and its nearest neighbour; the schema checks the rest."""
+    schema = Path(workflow.basedir, "schemas", "config.schema.yaml")
+    known = list(yaml.safe_load(schema.read_text())["properties"])
+    for key in config:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            stop(f"unknown setting '{key}' (there are: {', '.join(known)}){hint}")
+    try:
+        validate(config, str(schema))
+    except WorkflowError as refusal:
+        stop(refusal)
+
+
+def expand_suite():
+    """The suite's runs and data sets, and the ids that `only` selects.
+
+    Jobs on other machines read this file again, so the first process keeps the answer.
+    """
+    only = config["only"]
+    kept = (
+        SPEC / f"plan{re.sub(r'[^A-Za-z0-9]+', '-', f'-{only}') if only else ''}.json"
+    )
+    if not workflow.is_main_process:
+        return json.loads(kept.read_text())
+    call = ["experiments.suites", "expand", config["suite"], "--out", str(SPEC)]
+    plan = json.loads(command(*call))
+    chosen = json.loads(command(*call, "--only", only)) if only else plan
+    plan["selected"] = [run["run_id"] for run in chosen["runs"]]
+    kept.write_text(json.dumps(plan))
+    return plan
+
+
+def summary(run_id):
+    """The file that says that a run has ended."""
+    return RESULTS / "runs" / run_id / "summary.json"
+
+
+def summaries(run_ids):
+    """The summaries of several runs."""
+    return [str(summary(run_id)) for run_id in run_ids]
+
+
+def run_of(wildcards):
+    """The suite's entry of a job's run."""
+    return RUNS[wildcards.run]
+
+
+def manifest_of(wildcards):
+    """The prepared data of a job's run."""
+    return f"data/prepared/{run_of(wildcards)['data_id']}/manifest.json"
+
+
+def needed_runs(wildcards):
+    """The runs that must end before this one, such as the pretraining of a fine-tuning."""
+    return summaries(run_of(wildcards)["needs"])
+
+
+def files(*patterns):
+    """The repository's files that match, in one order."""
+    return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
+
+
+def bundle(name, kind):
+    """The files of a folder in paper_figures/; its own caption goes into the report."""
+    folder = f"paper_figures/{name}_{SUITE}"
+    first, *others = {"figure": ["svg", "pdf", "png"], "table": ["csv", "md", "tex"]}[
+        kind
+    ]
+    shown = report(
+        f"{folder}/{kind}.{first}",
+        caption=f"../../{folder}/caption.md",
+        category=f"{kind.capitalize()}s",
+        labels={"name": name.replace("_", " "), "suite": SUITE},
+    )
+    others = [f"{kind}.{suffix}" for suffix in others]
+    notes = ["data.csv", "caption.md", "provenance.json"]
+    return [shown, *(f"{folder}/{file}" for file in [*others, *notes])]
+
+
+def notebook_outputs():
+    """Files that each notebook writes, given the tasks that were run (notebooks/bundles.yaml)."""
+    tasks = {RUNS[run]["task"] for run in COLLECTED} | {None}
+    return {
+        notebook: [
+            file
+            for name, entry in content["bundles"].items()
+            if entry.get("task") in tasks
+            for file in bundle(name, entry["kind"])
+        ]
+        for notebook, content in yaml.safe_load(
+            Path("notebooks/bundles.yaml").read_text()
+        ).items()
+        if content.get("task") in tasks
+    }
+
+
+def visible_gpus():
+    """Number of GPUs that jobs of this machine may lease."""
+    return len(json.loads(command("experiments.lease", "--list")))
+
+
+def preflight():
+    """Refuses to start what cannot be finished here: disk, and on this machine the rest."""
+    waiting = [RUNS[run] for run in COLLECTED if not summary(run).exists()]
+    if not waiting:
+        return
+    if workflow.local_exec:
+        check_machine(waiting)
+    free = shutil.disk_usage(RESULTS).free // 2**20
+    need = sum(run["disk_mb"] for run in waiting)
+    if free < need:
+        stop(
+            f"suite '{SUITE}' needs about {need:,} MB of disk for the {len(waiting)} runs to "
+            f"come, and {RESULTS.resolve()} has {free:,} MB free. Free some, make results/ a "
+            "symbolic link to a larger disk, or run a part: --config only=MODEL/METHOD"
+        )
+
+
+def check_machine(waiting):
+    """Compares the largest runs with the cores, memory and GPUs at hand.
+
+    Snakemake would give a run the cores that there are; the run would then end with other
+    bits than its specification promises.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    at_hand = {
+        "threads": (workflow.cores, "cores (see --cores)"),
+        "mem_mb": (memory, "MB of memory"),
+        "gpus": (visible_gpus(), "GPUs (see nvidia-smi and CUDA_VISIBLE_DEVICES)"),
+    }
+    for need, (there, what) in at_hand.items():
+        largest = max(waiting, key=lambda run: run[need])
+        if largest[need] > there:
+            stop(
+                f"run {largest['run_id']} needs {largest[need]:,} and there are {there:,} "
+                f"{what}. Choose a smaller suite, a part of this one (--config "
+                "only=MODEL/METHOD), a larger machine, or a cluster (--workflow-profile "
+                "workflow/profiles/slurm)"
+            )
+
+
+check_config()
+SUITE = config["suite"]
+RESULTS = Path("results") / SUITE
+SPEC = RESULTS / "spec"
+PLAN = expand_suite()
+RUNS = {run["run_id"]: run for run in PLAN["runs"]}
+# Tables hold what `only` selects and what earlier calls have finished, so that a suite can
+# be run piece by piece.
+COLLECTED = [run for run in RUNS if run in PLAN["selected"] or summary(run).exists()]
+NOTEBOOKS = notebook_outputs()
+
+# GPU jobs wait here, in the queue, rather than at the lease with their cores idle.
+if workflow.local_exec and "gpu" not in workflow.global_resources:
+    workflow.register_resource("gpu", visible_gpus())

@@ -1,0 +1,18 @@
+# The gallery: one page that shows what paper_figures/ holds, of every suite.
+
+
+localrules:
+    gallery,
+
+
+rule gallery:
+    input:
+        list(NOTEBOOKS.values()),
+    output:
+        "paper_figures/README.md",
+    log:
+        f"{RESULTS}/logs/gallery.log",
+    conda:
+        "../../environment.yml"
+    shell:
+        "PYTHONPATH=notebooks python -m figlib.gallery paper_figures > {log} 2>&1"

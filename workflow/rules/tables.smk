@@ -1,0 +1,42 @@
+# Tidy tables: all runs of the suite, and the bytes of every model and method.
+
+
+rule collect:
+    input:
+        runs=summaries(COLLECTED),
+        code="experiments/results.py",
+    output:
+        runs=f"{RESULTS}/tables/runs.parquet",
+        metrics=f"{RESULTS}/tables/metrics.parquet",
+    log:
+        f"{RESULTS}/logs/collect.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    params:
+        tables=subpath(output.runs, parent=True),
+        runs=lambda wildcards, input: [Path(file).parent for file in input.runs],
+    shell:
+        "python -m experiments.results collect {params.tables} {params.runs} > {log} 2>&1"
+
+
+rule memory:
+    input:
+        code=files("experiments/memory.py", "memopt/accounting/*.py"),
+        shapes="memopt/accounting/shapes.toml",
+        printed="experiments/printed/memory.yaml",
+    output:
+        f"{RESULTS}/tables/memory.parquet",
+    log:
+        f"{RESULTS}/logs/memory.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=4000,
+        runtime=30,
+    params:
+        suite=SUITE,
+    shell:
+        "python -m experiments.memory {output} --suite {params.suite} > {log} 2>&1"
