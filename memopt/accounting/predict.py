@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from memopt import catalog
 from memopt.accounting import shapes
-from memopt.accounting.report import GroupBytes, Report
+from memopt.accounting.report import LABELS, GroupBytes, Report
 from memopt.errors import unknown
 from memopt.optimizers.base import MemoptOptimizer
 from memopt.params import param_groups
-from memopt.states import nbytes
+from memopt.states import tensors_of
 
-# precision of weights and gradients -> (dtype of both, dtype the optimizer works on)
+# precision of training -> dtype of weights and gradients, dtype that the optimizer works on
 DTYPES = {
     "float32": (torch.float32, torch.float32),
     "bfloat16": (torch.bfloat16, torch.bfloat16),
     "mixed": (torch.bfloat16, torch.float32),
 }
-KEPT = "every gradient is kept until step()"
-RELEASED = "one at a time, released in backward: the largest single tensor"
-# bytes do not depend on it, but constructors may ask for one
-ANY_LR = 1e-3
+KEPT = "all of them, until step()"
+RELEASED = "released in backward: the largest single one"
+ANY_LR = 1e-3  # bytes do not depend on it, but constructors may ask for one
 
 
 def predict(
@@ -35,12 +37,12 @@ def predict(
     """Predicts the bytes of weights, gradients and optimizer state, without allocating any.
 
     Args:
-        model: what `memopt.accounting.shapes.module_of` takes: a module, a shape's name, a
-            configuration or its path.
+        model: a module, a shape's name, a Hugging Face configuration or its path (see
+            `memopt.accounting.shapes.module_of`).
         method: catalog name of the optimizer.
-        dtype: ``"float32"``; ``"bfloat16"`` (weights and gradients in bf16, no copy);
-            ``"mixed"`` (the same, plus a float32 master copy on which the optimizer works, counted
-            among the states). Default: a module's own dtypes, float32 for a shape.
+        dtype: ``"float32"``; ``"bfloat16"`` (weights and gradients in bf16, no copy); ``"mixed"``
+            (the same plus a float32 master copy, on which the optimizer works and which counts as
+            state). Default: a module's own dtypes, float32 for a shape.
         targets: which parameters the method treats, as in `memopt.param_groups`.
         **arguments: of the method's constructor; ``storage`` sets the precision of its state.
 
@@ -49,7 +51,8 @@ def predict(
         releases them in backward.
 
     Raises:
-        ValueError: unknown shape, method, dtype or argument, with the nearest valid name.
+        ValueError: unknown shape, method, dtype or argument, with the nearest valid name; a bad
+            value of an argument, in the words of the optimizer.
         ConfigError: a configuration that lacks a field.
     """
     if dtype is not None and dtype not in DTYPES:
@@ -58,25 +61,111 @@ def predict(
     check_arguments(entry, arguments)
     module = shapes.module_of(model)
     held, worked = DTYPES[dtype] if dtype else (None, None)
+    # the optimizer is built on stand-ins, so that no hook ever touches the caller's model
     groups = [_stand_ins(group, worked) for group in param_groups(module, targets)]
-    optimizer = entry.factory(groups, **({"lr": ANY_LR} | arguments))
-    if dtype is None:
-        dtype = "/".join(sorted({_name(p.dtype) for p in module.parameters()})) or "float32"
-    tensors: dict[str, int] = {}
-    counted = tuple(
-        _predicted_group(
-            optimizer, group, label, held, master=dtype == "mixed", released=entry.releases, into=tensors
-        )
-        for label, group in labelled(optimizer)
-    )
+    optimizer = entry.load()(groups, **({"lr": ANY_LR} | arguments))
+    released = entry.timing != "step"
+    rows: list[GroupBytes] = []
+    tensors: Counter[str] = Counter()
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            row, kept = _of_parameter(optimizer, group, param, held)
+            rows.append(row)
+            tensors.update(kept)
     return Report(
         source="predicted",
-        model=str(model) if isinstance(model, (str, shapes.Path)) else type(model).__name__,
+        model=str(model) if isinstance(model, (str, Path)) else type(model).__name__,
         method=entry.name,
-        dtype=dtype,
+        dtype=dtype or dtype_name(module),
         arguments=dict(arguments),
-        gradients=gradients_of(counted, released=entry.releases),
-        gradient_rule=RELEASED if entry.releases else KEPT,
-        groups=counted,
-        tensors=tensors,
+        gradients=GroupBytes.total("all", rows, released=released).gradients,
+        gradient_rule=RELEASED if released else KEPT,
+        groups=by_label(rows, released=released),
+        tensors=dict(tensors),
     )
+
+
+def check_arguments(method: catalog.Method, arguments: Mapping[str, Any]) -> None:
+    """Raises a ``ValueError`` with the nearest name for an argument the method does not have."""
+    known = method.arguments()
+    for key in arguments:
+        if key not in known:
+            raise unknown(f"argument of {method.name}", key, known)
+
+
+def label_of(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> str:
+    """The row of `LABELS` to which a parameter belongs."""
+    if not param.requires_grad:
+        return "frozen"
+    if isinstance(optimizer, MemoptOptimizer):
+        return "treated" if optimizer.treats(param, group) else "other"
+    return "treated" if group.get("treated") else "other"
+
+
+def by_label(rows: list[GroupBytes], *, released: bool) -> tuple[GroupBytes, ...]:
+    """One row for each label that occurs, in the order of `LABELS`."""
+    return tuple(
+        GroupBytes.total(label, (r for r in rows if r.name == label), released=released)
+        for label in LABELS
+        if any(row.name == label for row in rows)
+    )
+
+
+def dtype_name(module: nn.Module) -> str:
+    """The dtypes of a module's parameters, for example ``float32`` or ``bfloat16+float32``."""
+    return "+".join(sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()}))
+
+
+def _stand_ins(group: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+    """The group with a meta tensor in place of each named parameter."""
+
+    def stand_in(param: Tensor) -> nn.Parameter:
+        empty = torch.empty(param.shape, dtype=dtype or param.dtype, device="meta")
+        return nn.Parameter(empty, requires_grad=param.requires_grad)
+
+    return group | {"params": [(name, stand_in(param)) for name, param in group["params"]]}
+
+
+def _of_parameter(
+    optimizer: Optimizer, group: dict[str, Any], param: Tensor, held: torch.dtype | None
+) -> tuple[GroupBytes, dict[str, int]]:
+    """The bytes of one parameter, and those of its state by tensor name."""
+    label = label_of(optimizer, param, group)
+    weights = param.numel() * (held or param.dtype).itemsize
+    if label == "frozen":
+        return GroupBytes(label, 1, param.numel(), weights), {}
+    if isinstance(optimizer, MemoptOptimizer):
+        kept, projections = _declared(optimizer, group, param)
+    else:
+        kept, projections = _observed(optimizer, param), 0
+    if held not in (None, param.dtype):
+        kept["master"] = param.numel() * param.dtype.itemsize
+    states = sum(kept.values()) - projections
+    return GroupBytes(label, 1, param.numel(), weights, weights, states, projections), kept
+
+
+def _declared(
+    optimizer: MemoptOptimizer, group: dict[str, Any], param: Tensor
+) -> tuple[dict[str, int], int]:
+    """Bytes of the declared state by tensor name, and those of projections among them."""
+    storage = group.get("storage", "float32")
+    kept: dict[str, int] = {}
+    projections = 0
+    for key, buffer in optimizer.declared(param, group).items():
+        specs = tensors_of(key, buffer, storage, param.dtype)
+        sizes = {name: math.prod(shape) * kind.itemsize for name, (shape, kind) in specs.items()}
+        kept |= sizes
+        projections += sum(sizes.values()) if buffer.kind == "projection" else 0
+    return kept, projections
+
+
+def _observed(optimizer: Optimizer, param: Tensor) -> dict[str, int]:
+    """Bytes of the state that an optimizer without declaration (torch's own) makes.
+
+    One step on the meta stand-ins shows its shapes and dtypes; no element exists.
+    """
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    param.grad = None
+    state = optimizer.state[param]
+    return {key: value.nbytes for key, value in state.items() if isinstance(value, Tensor)}

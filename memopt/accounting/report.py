@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from memopt.accounting.units import PARTS, Convention, convert, readable
+from memopt.accounting.units import PARTS, Convention, convert, table_unit
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+LABELS = ("treated", "other", "frozen")
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,9 @@ class GroupBytes:
     """Bytes of one parameter group.
 
     Attributes:
-        name: ``"treated"`` (the method's own update) or ``"other"`` (its plain rule), numbered
-            when an optimizer has several of a kind.
-        tensors: number of distinct parameters, frozen ones included.
+        name: one of `LABELS`: ``"treated"`` by the method's own algorithm, ``"other"`` (plain
+            Adam beside it), or ``"frozen"`` (no gradient, or not given to the optimizer).
+        tensors: number of distinct parameters.
         elements: number of weights in them.
         weights: bytes of the weights.
         gradients: bytes of gradients that live at once within this group.
@@ -27,12 +30,25 @@ class GroupBytes:
     """
 
     name: str
-    tensors: int
-    elements: int
-    weights: int
-    gradients: int
-    states: int
-    projections: int
+    tensors: int = 0
+    elements: int = 0
+    weights: int = 0
+    gradients: int = 0
+    states: int = 0
+    projections: int = 0
+
+    @classmethod
+    def total(cls, name: str, parameters: Iterable[GroupBytes], *, released: bool) -> GroupBytes:
+        """One row for many parameters; gradients released one at a time do not add up."""
+        rows = list(parameters)
+        sums = {
+            key.name: sum(getattr(row, key.name) for row in rows)
+            for key in fields(cls)
+            if key.name != "name"
+        }
+        if released:
+            sums["gradients"] = max((row.gradients for row in rows), default=0)
+        return cls(name, **sums)
 
 
 @dataclass(frozen=True)
@@ -110,25 +126,20 @@ class Report:
         """The report as a rich table: one row a group, one column a part."""
         from rich.table import Table
 
-        title = f"{self.model} · {self.method} · {self.dtype} ({self.source})"
-        table = Table(title=title, caption=f"gradients: {self.gradient_rule}")
+        unit = table_unit(self.total)
+        table = Table(
+            title=f"{self.model} · {self.method} · {self.dtype} ({self.source}), {unit}",
+            caption=f"gradients: {self.gradient_rule}",
+        )
         table.add_column("group")
-        for heading in ("tensors", "weights in M", *PARTS, "total"):
+        for heading in ("M weights", *PARTS, "total"):
             table.add_column(heading, justify="right")
         for group in self.groups:
             row = [getattr(group, part) for part in PARTS]
-            table.add_row(
-                group.name,
-                str(group.tensors),
-                f"{group.elements / 1e6:,.2f}",
-                *map(readable, [*row, sum(row)]),
-            )
+            figures = [f"{convert(value, unit):,.3f}" for value in (*row, sum(row))]
+            table.add_row(group.name, f"{group.elements / 1e6:,.2f}", *figures)
         table.add_section()
-        table.add_row(
-            "all",
-            str(sum(group.tensors for group in self.groups)),
-            f"{self.elements / 1e6:,.2f}",
-            *(readable(getattr(self, part)) for part in (*PARTS, "total")),
-            style="bold",
-        )
+        totals = [getattr(self, part) for part in (*PARTS, "total")]
+        figures = [f"{convert(value, unit):,.3f}" for value in totals]
+        table.add_row("all", f"{self.elements / 1e6:,.2f}", *figures, style="bold")
         return table

@@ -151,6 +151,18 @@ def _tree(**children: nn.Module) -> nn.Module:
     return node
 
 
+class _Causal(nn.Module):
+    """Body and output head of a causal language model; the head is found as in transformers."""
+
+    def __init__(self, body: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.model = body
+        self.lm_head = head
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_head
+
+
 def _llama(fields: _Fields) -> nn.Module:
     hidden, inner = fields.size("hidden_size"), fields.size("intermediate_size")
     heads = fields.size("num_attention_heads")
@@ -181,7 +193,7 @@ def _llama(fields: _Fields) -> nn.Module:
         head.weight = embedding.weight
     layers = nn.ModuleList(layer() for _ in range(fields.size("num_hidden_layers")))
     body = _tree(embed_tokens=embedding, layers=layers, norm=nn.RMSNorm(hidden))
-    return _tree(model=body, lm_head=head)
+    return _Causal(body, head)
 
 
 def _bert(fields: _Fields) -> nn.Module:

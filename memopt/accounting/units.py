@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from memopt.errors import unknown
 
-UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 PARTS = ("weights", "gradients", "states", "projections")
 
 
@@ -21,12 +21,9 @@ def convert(nbytes: float, unit: str) -> float:
     return nbytes / UNITS[unit]
 
 
-def readable(nbytes: float) -> str:
-    """Bytes with the binary unit that leaves one to four digits before the point."""
-    for unit in ("GiB", "MiB"):
-        if nbytes >= UNITS[unit]:
-            return f"{nbytes / UNITS[unit]:,.2f} {unit}"
-    return f"{nbytes / 1024:,.2f} KiB" if nbytes >= 1024 else f"{nbytes:,.0f} B"
+def table_unit(nbytes: float) -> str:
+    """The largest binary unit in which a table's largest figure is at least 1."""
+    return next((unit for unit in ("GiB", "MiB", "KiB") if nbytes >= UNITS[unit]), "B")
 
 
 @dataclass(frozen=True)
