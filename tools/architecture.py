@@ -122,7 +122,8 @@ def rows(edges: set[tuple[str, str]], room: str) -> list[list[str]]:
         return max((1 + depth(a) for a, b in inner if b == name), default=0)
 
     depths = {name: depth(name) for name in boxes}
-    return [[n for n in boxes if depths[n] == d] for d in range(max(depths.values(), default=-1) + 1)]
+    count = max(depths.values(), default=-1) + 1
+    return [[name for name in boxes if depths[name] == d] for d in range(count)]
 
 
 def place(edges: set[tuple[str, str]]) -> tuple[dict[str, tuple[float, float]], dict[str, list]]:

@@ -1,7 +1,4 @@
-"""Writes the methods table of README.md from memopt's catalog.
-
-    python tools/readme.py
-"""
+"""Writes the methods table of README.md from memopt's catalog: `python tools/readme.py`."""
 
 import re
 from pathlib import Path
@@ -9,7 +6,8 @@ from pathlib import Path
 import memopt.catalog
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-BETWEEN = re.compile(r"(?<=<!-- methods: made by tools/readme.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
+START, END = "<!-- methods: made by tools/readme.py -->\n", "<!-- end -->"
+BETWEEN = re.compile(f"(?<={START}).*?(?={END})", re.DOTALL)
 COLUMNS = {
     "method": "`{m.name}`",
     "paper": "[{m.title}](https://arxiv.org/abs/{m.paper})",

@@ -1,5 +1,8 @@
 """The arrows of the house go one way, and the picture shows the code as it is."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tools import architecture
@@ -7,9 +10,10 @@ from tools import architecture
 # memopt is a library for other people's training loops: it must not drag anything in.
 LIBRARIES_OF_MEMOPT = {"torch", "numpy", "pywt"}
 OPTIONAL = {  # met only by who calls them, and a plain message where they are missing
-    "memopt.accounting.__main__": {"rich"},
+    "memopt.accounting": {"rich"},
     "memopt.integrations": {"transformers"},
 }
+FOREIGN = {"rich", "transformers", "datasets", "accelerate", "pandas", "pydantic", "scipy", "yaml"}
 DOORS = {  # which rooms a room may look into
     "workflow": {"experiments", "memopt", "notebooks"},
     "notebooks": {"experiments", "memopt"},
@@ -41,8 +45,29 @@ def test_memopt_stands_on_torch_alone() -> None:
             *(libs for place, libs in OPTIONAL.items() if f"{name}.".startswith(f"{place}."))
         )
         tops = {t.split(".")[0] for t in architecture.imported(text, name, is_package)}
-        foreign = tops - set(architecture.sys.stdlib_module_names) - {"memopt"}
+        foreign = tops - set(sys.stdlib_module_names) - {"memopt"}
         assert foreign <= allowed, name
+
+
+def test_memopt_works_where_only_torch_is_installed() -> None:
+    """Imports every module, and trains a step, with all optional libraries out of reach."""
+    names = [n for n, _, _ in architecture.modules() if n.split(".")[0] == "memopt"]
+    names = [n for n in names if "integrations" not in n and not n.endswith("__main__")]
+    script = f"""
+import importlib, sys
+sys.modules.update(dict.fromkeys({sorted(FOREIGN)}))
+for name in {names}:
+    importlib.import_module(name)
+import memopt, torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+optimizer = memopt.create("gwt", model, lr=0.1)
+before = model[0].weight.clone()
+model(torch.ones(2, 8)).sum().backward()
+optimizer.step()
+assert not torch.equal(before, model[0].weight)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_picture_is_fresh() -> None:
