@@ -12,7 +12,7 @@ from memopt import catalog
 from memopt.accounting import shapes
 from memopt.accounting.predict import DTYPES, predict
 from memopt.accounting.report import Report
-from memopt.accounting.units import CONVENTIONS, PARTS, convention, readable
+from memopt.accounting.units import CONVENTIONS, PARTS, convention, convert, table_unit
 from memopt.errors import unknown
 
 if TYPE_CHECKING:
@@ -138,18 +138,16 @@ def _comparison(model: str, reports: list[Report]) -> Table:
     """One row a method, with the total as a share of the first one's."""
     from rich.table import Table
 
-    table = Table(
-        title=f"{model} · {reports[0].elements / 1e6:,.2f} M weights · {reports[0].dtype}"
-    )
+    first = reports[0]
+    unit = table_unit(max(report.total for report in reports))
+    table = Table(title=f"{model} · {first.elements / 1e6:,.2f} M weights · {first.dtype}, {unit}")
     table.add_column("method")
-    for heading in (*PARTS, "total", f"of {reports[0].method}"):
+    for heading in (*PARTS, "total", f"of {first.method}"):
         table.add_column(heading, justify="right")
     for report in reports:
-        table.add_row(
-            report.method,
-            *(readable(getattr(report, part)) for part in (*PARTS, "total")),
-            f"{report.total / reports[0].total:.1%}",
-        )
+        figures = [getattr(report, part) for part in (*PARTS, "total")]
+        cells = [f"{convert(value, unit):,.3f}" for value in figures]
+        table.add_row(report.method, *cells, f"{report.total / first.total:.1%}")
     return table
 
 
