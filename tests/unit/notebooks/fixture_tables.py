@@ -23,6 +23,7 @@ METHODS = {  # name -> (arguments, end of the loss curve in nats, bytes of state
 }
 STEPS, EVERY, TOKENS_PER_STEP = 300, 25, 2048
 UNIGRAM = 6.4
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def run_row(run_id: str, task: str, model: str, method: str, seed: int) -> dict:
@@ -55,8 +56,9 @@ def run_row(run_id: str, task: str, model: str, method: str, seed: int) -> dict:
         "optimizer_class": method,
         "optimizer_treated_parameters": 28,
         "optimizer_treated_elements": 196_608,
+        "threads": 1,
         "data_id": "made_up-bpe2048-00000000",
-        "commit": "0123456789abcdef0123456789abcdef01234567",
+        "commit": COMMIT,
         "dirty": False,
         "config_hash": f"{run_id}-hash",
         "data_fingerprint": "feedfacefeedfacefeedfacefeedface",
