@@ -234,10 +234,15 @@ class Seeds(Strict):
 
 
 class Resources(Strict):
-    """What the scheduler sets aside for the run; not part of its identity."""
+    """What the scheduler sets aside for the run; not part of its identity.
+
+    ``disk_mb`` holds three checkpoints (two kept, one being written) of float32 weights and two
+    moments: 36 bytes a parameter.
+    """
 
     gpus: Annotated[int, Field(ge=0)] = 0
     mem_mb: PositiveInt = 2000
+    disk_mb: PositiveInt = 200
     runtime_min: PositiveInt = 60
 
 
