@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
-from memopt.errors import unknown
-from memopt.optimizers.base import MemoptOptimizer, positive, whole
-from memopt.rules import adam
+from memopt.errors import UnsupportedCombination, unknown
+from memopt.optimizers.base import Common, MemoptOptimizer, positive, whole
+from memopt.rules import rule
+from memopt.rules.adam import bias_correction
 from memopt.states import Buffer
-from memopt.subspaces import as_matrix, haar, matrix_shape
+from memopt.subspaces import as_matrix, haar, largest, matrix_shape, wavelet
 
-WAVELETS = ("haar",)
+CHOICES = {
+    "axis": ("last", "first", "cheapest"),
+    "details": ("official", "safe"),
+    "selection": ("approximation", "largest"),
+}
 LIMITER_EPS = 1e-8
 
 
@@ -25,23 +29,29 @@ class GWT(MemoptOptimizer):
     limited by c to grow at most ``norm_growth_limit`` a step; ``D_l <- D_l / (c N_l)`` with N
     repeated to the width of the band; ``W <- W - lr c_t scale HaarInverse([U/c, D_L .. D_1])``.
 
-    State per m x n weight: ``2 m ceil(n / 2^level)`` moments and one norm.
+    State per m x n weight: ``2 m ceil(n / 2^level)`` moments (rule adam) and one norm.
 
     Args:
         params: see `MemoptOptimizer`; weights of more than two dimensions are flattened to
-            (out, rest), the transform runs along the last axis.
+            (out, rest).
         lr: learning rate; treated weights move at ``lr * scale``.
         level: L, levels of the transform, 0 or more (0: Adam with the limiter).
-        wavelet: ``"haar"``.
+        wavelet: ``"haar"`` or a discrete wavelet of PyWavelets, see `memopt.subspaces.wavelet`.
         scale: alpha.
-        norm_growth_limit: gamma; None switches the limiter off.
-        betas, eps: Adam's; defaults are the official code's.
-        weight_decay: decoupled, applied after the update with the full learning rate.
+        norm_growth_limit: gamma of rules adam and adam_mini; None switches the limiter off.
+        rule: ``"adam"``, ``"adam_mini"``, ``"adafactor"`` or ``"muon"``.
+        axis: axis of the transform: ``"last"`` (the paper's), ``"first"``, or the ``"cheapest"``.
+        details: ``"official"``, or ``"safe"``: details get ``sqrt(1-b2^t)`` but not
+            ``1/(1-b1^t)``, since they have no momentum, and no weight moves by more than
+            ``lr scale detail_clip`` through them. Recommended without a warm-up from zero.
+        detail_clip: bound of the safe details, in units of ``lr * scale``.
+        selection: ``"approximation"`` (the paper's), or ``"largest"``: **not the paper's method**,
+            but what summaries of it describe, see `memopt.subspaces.largest`.
+        share: share of coefficients kept by ``"largest"``; None means ``2^-level``.
+        selection_interval: steps between choices of positions by ``"largest"``.
+        betas, eps: Adam's; defaults are the official code's (Muon's momentum is ``betas[0]``).
         storage: ``"float32"``, ``"bfloat16"`` or ``"8bit"`` moments.
-        nonfinite, maximize, rounding: see `MemoptOptimizer`.
-
-    Without a warm-up that starts at zero, the first updates of the details are heavy-tailed: they
-    have no momentum, but Adam's bias correction multiplies them by 1/(1-beta1^t) all the same.
+        **common: see `memopt.optimizers.base.Common`; the decay follows the update.
     """
 
     decay_last = True
@@ -55,62 +65,93 @@ class GWT(MemoptOptimizer):
         wavelet: str = "haar",
         scale: float = 0.25,
         norm_growth_limit: float | None = 1.01,
+        rule: str = "adam",
+        axis: str = "last",
+        details: str = "official",
+        detail_clip: float = 3.0,
+        selection: str = "approximation",
+        share: float | None = None,
+        selection_interval: int = 200,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
-        weight_decay: float = 0.0,
         storage: str = "float32",
-        nonfinite: str = "raise",
-        maximize: bool = False,
-        rounding: str = "nearest",
+        **common: Unpack[Common],
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "level": level,
-            "wavelet": wavelet,
-            "scale": scale,
-            "norm_growth_limit": norm_growth_limit,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "storage": storage,
-        }
-        super().__init__(
-            params, defaults, nonfinite=nonfinite, maximize=maximize, rounding=rounding
-        )
+        given = dict(locals())
+        own = {k: v for k, v in given.items() if k not in ("self", "params", "common", "__class__")}
+        super().__init__(params, own, **common)
 
     def validate(self, group: dict[str, Any]) -> None:
-        """Checks level, wavelet and limiter beside the common arguments."""
+        """Checks GWT's own arguments beside the common ones."""
         super().validate(group)
         whole(group, "level", least=0)
-        if group["wavelet"] not in WAVELETS:
-            raise unknown("wavelet", group["wavelet"], WAVELETS)
-        if group["norm_growth_limit"] is not None:
-            positive(group, "norm_growth_limit")
+        whole(group, "selection_interval", least=1)
+        wavelet.transform(group["wavelet"], group["level"])
+        for key, known in CHOICES.items():
+            if group[key] not in known:
+                raise unknown(key, group[key], known)
+        if group["details"] == "safe" and not rule(group["rule"]).limited:
+            raise UnsupportedCombination(
+                f"details='safe' undoes Adam's bias correction; rule={group['rule']!r} has none. "
+                "Use rule='adam' or 'adam_mini', or details='official'."
+            )
+        if group["selection"] == "largest" and group["rule"] != "adam":
+            raise UnsupportedCombination("selection='largest' is defined for rule='adam' only")
+        for key in ("norm_growth_limit", "detail_clip", "share"):
+            if group[key] is not None:
+                positive(group, key)
 
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
-        """Both moments of the approximation band, and the norm that the limiter remembers."""
+        """The rule's moments of the approximation band, and the limiter's norm."""
         rows, columns = matrix_shape(shape)
-        band = (rows, haar.approximation_width(columns, group["level"]))
-        return {**adam.buffers(band), "update_norm": Buffer((), kind="scalar")}
+        if _transposes((rows, columns), group):
+            rows, columns = columns, rows
+        if group["selection"] == "largest":
+            moments = largest.buffers(rows, columns, group)
+        else:
+            width = haar.approximation_width(columns, group["level"])
+            moments = rule(group["rule"]).buffers((rows, width))
+        return {**moments, "update_norm": Buffer((), kind="scalar")}
 
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:
-        """Fast form: in a block of 2^L columns all bands share one denominator.
+        """The step of the class docstring; no detail band is built for Haar."""
+        matrix = as_matrix(grad)
+        transposed = _transposes((matrix.shape[0], matrix.shape[1]), group)
+        matrix = matrix.T if transposed else matrix
+        chosen, transform = rule(group["rule"]), wavelet.transform(group["wavelet"], group["level"])
+        gamma = group["norm_growth_limit"] if chosen.limited else None
+        if group["selection"] == "largest":
+            answer = largest.direction(matrix, transform, state, group)
+            update = answer.value / norm_growth_divisor(answer.value, state, gamma)
+        else:
+            band = transform.approximate(matrix)
+            answer = chosen.direction(band, state, group)
+            limit = norm_growth_divisor(answer.value, state, gamma)
+            details = transform.scaled_details(matrix, band, answer.divisor * limit)
+            if group["details"] == "safe":
+                details = _tamed(details, state["step"], group)
+            update = transform.spread(answer.value / limit, matrix.shape[1]) + details
+        update = answer.finish(update) if answer.finish else update
+        update = update.mul_(answer.step_size * group["scale"])
+        return (update.T if transposed else update).reshape(param.shape)
 
-        With a the block sum times ``2^(-L/2)``, the explicit transform of `explicit_direction`
-        collapses to ``(g + (M - a) 2^(-L/2)) / (c N)``: one pass, no detail bands.
-        """
-        matrix, level = as_matrix(grad), group["level"]
-        band = haar.approximate(matrix, level)
-        exp_avg, denominator = adam.moments(band, state, group["betas"], group["eps"])
-        limit = norm_growth_divisor(exp_avg / denominator, state, group["norm_growth_limit"])
-        shift = (exp_avg - band).mul_(2 ** (-level / 2))
-        blocks = haar.pad(matrix, level).unflatten(1, (-1, 2**level))
-        direction = (blocks + shift[..., None]).div_((denominator * limit)[..., None])
-        step_size = group["lr"] * adam.bias_correction(state["step"], group["betas"])
-        direction = direction.flatten(1)[:, : matrix.shape[1]]
-        return (direction * (step_size * group["scale"])).view_as(param)
+
+def _transposes(shape: tuple[int, int], group: dict[str, Any]) -> bool:
+    """Whether the transform runs along the first axis."""
+    rows, columns = shape
+    along_last = rows * haar.approximation_width(columns, group["level"])
+    along_first = columns * haar.approximation_width(rows, group["level"])
+    return group["axis"] == "first" or (group["axis"] == "cheapest" and along_first < along_last)
+
+
+def _tamed(details: Tensor, step: int, group: dict[str, Any]) -> Tensor:
+    """Details bounded and rid of momentum's bias correction (the step size multiplies by it)."""
+    unbiased = details * (1 - group["betas"][1] ** step) ** 0.5
+    return unbiased.clamp_(-group["detail_clip"], group["detail_clip"]).div_(
+        bias_correction(step, group["betas"])
+    )
 
 
 def norm_growth_divisor(
@@ -124,32 +165,8 @@ def norm_growth_divisor(
     if limit is None:
         return 1.0
     norm = update.norm()
-    if state["step"] == 1:
-        state["update_norm"].copy_(norm)
-        return 1.0
     divisor = (norm / (state["update_norm"] + LIMITER_EPS)).clamp_min(limit) / limit
+    if state["step"] == 1:
+        divisor = divisor.new_ones(())
     state["update_norm"].copy_(norm / divisor)
     return divisor
-
-
-def explicit_direction(
-    grad: Tensor, exp_avg: Tensor, denominator: Tensor, limit: Tensor | float, level: int
-) -> Tensor:
-    """The paper's form, band by band; the tests hold `GWT.update` equal to it.
-
-    Args:
-        grad: (m, n).
-        exp_avg: M after this gradient, (m, ceil(n / 2^level)).
-        denominator: N after this gradient, same shape.
-        limit: c of the limiter.
-        level: L.
-
-    Returns:
-        ``HaarInverse([M / (c N), D_L / (c N_L), ..., D_1 / (c N_1)])``, (m, n).
-    """
-    _, details = haar.forward(grad, level)
-    scaled, repeated = [], denominator * limit
-    for detail in details:
-        scaled.append(detail / repeated)
-        repeated = torch.repeat_interleave(repeated, 2, dim=1)
-    return haar.inverse(exp_avg / (denominator * limit), scaled, grad.shape[1])
