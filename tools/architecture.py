@@ -10,6 +10,7 @@ import ast
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,9 @@ PICTURE = REPO / "docs" / "architecture.svg"
 EDGES = REPO / "docs" / "architecture.json"
 
 ROOMS = ("workflow", "notebooks", "experiments", "memopt")  # from the street door inwards
-COMMAND = re.compile(r"-m\s+((?:experiments|memopt)[\w.]*)|(?:notebooks/(\w+)\.ipynb)")
+# A module that the workflow's shell commands or helpers name, such as `experiments.suites`.
+COMMAND = re.compile(r"\b(?:experiments|memopt|figlib)\.\w+(?!\w*/)")
+TASKS = ("pretrain", "finetune")  # what `experiments.{params.task}` stands for in the workflow
 
 
 def imported(text: str, module: str, is_package: bool) -> Iterator[str]:
@@ -61,6 +64,18 @@ def box(module: str) -> str | None:
     return ".".join(parts[:2])
 
 
+def called(known: set[str]) -> set[str]:
+    """The boxes that the workflow starts by command line: modules and notebooks."""
+    files = [p for p in (REPO / "workflow").rglob("*") if p.suffix in (".smk", ".py")]
+    text = "".join(p.read_text() for p in [REPO / "workflow" / "Snakefile", *files])
+    names = set(COMMAND.findall(text))
+    if "experiments.{params.task}" in text:
+        names |= {f"experiments.{task}" for task in TASKS}
+    stems = {box.split(".")[1] for box in known if box.startswith("notebooks.")}
+    names |= {f"notebooks.{stem}" for stem in stems if f'"{stem}"' in text}
+    return {box(name) for name in names} & known
+
+
 def graph() -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
     """The edges between boxes, and the foreign libraries that each room imports."""
     sources = list(modules())
@@ -75,10 +90,7 @@ def graph() -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
                 foreign[here.split(".")[0]].add(target.split(".")[0])
             else:
                 edges.add((here, there if there in known else there.split(".")[0]))
-    for path in sorted((REPO / "workflow").rglob("*")):
-        if path.name == "Snakefile" or path.suffix in (".smk", ".py"):
-            for module, notebook in COMMAND.findall(path.read_text()):
-                edges.add(("workflow", box(module) if module else f"notebooks.{notebook}"))
+    edges |= {("workflow", there) for there in called(known)}
     libraries = {
         room: sorted(found - set(sys.stdlib_module_names)) for room, found in foreign.items()
     }
@@ -126,6 +138,17 @@ def rows(edges: set[tuple[str, str]], room: str) -> list[list[str]]:
     return [[name for name in boxes if depths[name] == d] for d in range(count)]
 
 
+def spread(wished: list[float]) -> list[float]:
+    """Places in 0..1 for boxes in this order: as near to their wishes as boxes have room."""
+    gap = min(0.15, 1 / len(wished))
+    places = [wished[0]]
+    for x in wished[1:]:
+        places.append(max(x, places[-1] + gap))
+    shift = (sum(wished) - sum(places)) / len(wished)
+    shift = min(max(shift, gap / 2 - places[0]), 1 - gap / 2 - places[-1])
+    return [x + shift for x in places]
+
+
 def place(edges: set[tuple[str, str]]) -> tuple[dict[str, tuple[float, float]], dict[str, list]]:
     """Positions of all boxes (x in 0..1, y downwards in rows) and the span of rows of each room."""
     position: dict[str, tuple[float, float]] = {}
@@ -139,8 +162,9 @@ def place(edges: set[tuple[str, str]]) -> tuple[dict[str, tuple[float, float]], 
                 seen = [position[a][0] for a, b in edges if b == name and a in position]
                 return sum(seen) / len(seen) if seen else 0.5
 
-            for i, name in enumerate(sorted(row, key=above)):
-                position[name] = ((i + 0.5) / len(row), y)
+            wished = sorted((above(name), name) for name in row)
+            for x, (_, name) in zip(spread([x for x, _ in wished]), wished, strict=True):
+                position[name] = (x, y)
             y += 1
         spans[room].append(y - 1)
         y += 0.75
@@ -156,6 +180,7 @@ def draw(edges: set[tuple[str, str]], libraries: dict[str, list[str]], path: Pat
     import matplotlib.pyplot as plt
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+    edges = {(a, b) for a, b in edges if not (a + b).count(".errors")}  # everyone's, hence clutter
     colours = dict(zip(ROOMS, ("#CC79A7", "#E69F00", "#0072B2", "#009E73"), strict=True))
     kept = reduced(edges)
     position, spans = place(kept)
@@ -170,7 +195,7 @@ def draw(edges: set[tuple[str, str]], libraries: dict[str, list[str]], path: Pat
         )  # fmt: skip
         axes.add_patch(band)
         axes.text(-0.17, top - 0.08, f"{room}/", color=colours[room], weight="bold", size=12)
-        stands_on = "\n".join(libraries[room])
+        stands_on = textwrap.fill(", ".join(libraries[room]), 30)
         axes.text(-0.17, top + 0.12, stands_on, color="#555555", size=7, va="top")
     for a, b in sorted(kept):
         (x0, y0), (x1, y1) = position[a], position[b]
