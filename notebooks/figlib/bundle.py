@@ -23,6 +23,7 @@ from . import style
 from .errors import FigureError
 
 MISSING = "–"
+Columns = Mapping[str, tuple[str, str]]  # column of the data -> (heading, format)
 RUN_FACTS = ["run_id", "commit", "dirty", "config_hash", "data_fingerprint"]
 
 
@@ -102,7 +103,7 @@ def write_table(
     *,
     suite: str,
     source: Source,
-    columns: Mapping[str, tuple[str, str]],
+    columns: Columns,
 ) -> Path:
     """Write one table's bundle and return its folder.
 
@@ -116,17 +117,18 @@ def write_table(
         caption: Markdown; the first sentence, in bold, is the title.
         suite: name of the suite whose results are shown.
         source: provenance.
-        columns: column of ``data`` -> (heading, format specification such as ``.2f``).
+        columns: which columns of ``data`` to show, under which heading, in which format
+            (a specification such as ``.2f``).
     """
     shown = display(data, columns)
     out = _fresh(bundles, name, suite)
     shown.to_csv(out / "table.csv", index=False, lineterminator="\n")
-    (out / "table.md").write_text(markdown(shown), encoding="utf-8")
-    (out / "table.tex").write_text(latex(shown, columns, data), encoding="utf-8")
+    (out / "table.md").write_text(markdown(data, columns), encoding="utf-8")
+    (out / "table.tex").write_text(latex(data, columns), encoding="utf-8")
     return _finish(out, "table", name, data, caption, suite, source)
 
 
-def display(data: pd.DataFrame, columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
+def display(data: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """The table as readers see it: chosen columns, headings, rounded text, a dash for nothing."""
     absent = [c for c in columns if c not in data.columns]
     if absent:
@@ -139,9 +141,11 @@ def display(data: pd.DataFrame, columns: Mapping[str, tuple[str, str]]) -> pd.Da
     )
 
 
-def markdown(shown: pd.DataFrame) -> str:
-    """A GitHub table; characters that Markdown would interpret are escaped."""
-    lines = [[markdown_text(c) for c in shown.columns], ["---"] * len(shown.columns)]
+def markdown(data: pd.DataFrame, columns: Columns) -> str:
+    """A GitHub table, numbers right; characters that Markdown would interpret are escaped."""
+    shown = display(data, columns)
+    rules = ["---:" if number else "---" for number in _numeric(data, columns)]
+    lines = [[markdown_text(c) for c in shown.columns], rules]
     lines += [[markdown_text(v) for v in row] for row in shown.itertuples(index=False)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -151,10 +155,14 @@ def markdown_text(value: Any) -> str:
     return " ".join(re.sub(r"([\\`*_{}\[\]<>|~])", r"\\\1", str(value)).split())
 
 
-def latex(shown: pd.DataFrame, columns: Mapping[str, tuple[str, str]], data: pd.DataFrame) -> str:
+def latex(data: pd.DataFrame, columns: Columns) -> str:
     """A booktabs table; text left, numbers right, LaTeX's special characters escaped."""
-    sides = ["r" if pd.api.types.is_numeric_dtype(data[c]) else "l" for c in columns]
-    return shown.to_latex(index=False, escape=True, column_format="".join(sides))
+    sides = "".join("r" if number else "l" for number in _numeric(data, columns))
+    return display(data, columns).to_latex(index=False, escape=True, column_format=sides)
+
+
+def _numeric(data: pd.DataFrame, columns: Columns) -> list[bool]:
+    return [pd.api.types.is_numeric_dtype(data[column]) for column in columns]
 
 
 def folder(bundles: str | Path, name: str, suite: str) -> Path:

@@ -14,7 +14,7 @@ def of_runs(runs: pd.DataFrame) -> str:
     steps = extent(runs.steps, "{:,.0f}")
     tokens = extent(runs.tokens / 1e6, "{:.3g}")
     seeds = runs.groupby(["study", "model", "label"]).size()
-    commits = listed(sorted({str(c)[:10] for c in runs.commit}))
+    commits = listed(sorted({str(c)[:10] for c in runs.commit.fillna("unknown")}))
     text = (
         f"Model: {models}. Data: {data_names(runs)}. {steps} steps, {tokens} million tokens, "
         f"{extent(runs.epochs, '{:.2g}')} epochs of the data; seeds per line: "
@@ -32,6 +32,12 @@ def of_runs(runs: pd.DataFrame) -> str:
     if diverged:
         text += f" Diverged: {listed(diverged)}."
     return text
+
+
+def rates(runs: pd.DataFrame) -> str:
+    """The peak learning rate of each method: curves depend on it."""
+    used = runs.groupby("label", sort=False).lr.agg(lambda lr: extent(lr, "{:g}"))
+    return f"Peak learning rates: {listed(f'{label} {lr}' for label, lr in used.items())}."
 
 
 def intervals(runs: pd.DataFrame) -> str:

@@ -81,7 +81,7 @@ def section(folder: Path, bundle: dict[str, Any], citation: dict[str, Any]) -> l
     else:
         shown = (folder / name / "table.md").read_text(encoding="utf-8").strip()
     files = (*EXPECTED[bundle["kind"]], *COMMON)
-    commits = sorted({run["commit"][:10] for run in bundle["runs"]})
+    commits = sorted({run["commit"][:10] for run in bundle["runs"] if run["commit"]})
     code = f", commit {', '.join(commits)}" if commits else ""
     cite = (
         f"{', '.join(citation['authors'])}, *{citation['title']}*, version "

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from . import stats
+from .bundle import Columns
 
 KEYS = ["study", "model", "method", "label"]
 
@@ -78,9 +79,7 @@ def _facts(runs: pd.DataFrame, averaged: list[str]) -> pd.DataFrame:
     )
 
 
-def worth_showing(
-    table: pd.DataFrame, columns: dict[str, tuple[str, str]]
-) -> dict[str, tuple[str, str]]:
+def worth_showing(table: pd.DataFrame, columns: Columns) -> Columns:
     """``columns`` without those that say nothing: one study only, or no value at all."""
     silent = {c for c in columns if c in table and table[c].isna().all()}
     if table.study.nunique() == 1:

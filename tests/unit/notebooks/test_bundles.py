@@ -88,7 +88,7 @@ def test_tables_are_escaped_and_rounded(tmp_path: Path) -> None:
     )
     assert (out / "table.md").read_text().splitlines() == [
         r"| Method | Share (%) | Name\_x |",
-        "| --- | --- | --- |",
+        "| --- | ---: | --- |",
         r"| a\|b | 1.0 | \*bold\* |",
         r"| 50% & $x\_1^2$ | – | \<b\> |",
         r"| #\{\~\}\\ | 2.2 | \[link\](x) |",
