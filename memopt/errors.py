@@ -14,6 +14,10 @@ class NonFiniteGradientError(RuntimeError):
     """A gradient holds NaN or infinity; the message names the parameter."""
 
 
+class MiniBatchError(RuntimeError):
+    """A call or a gradient out of turn for an optimizer that consumes gradients in backward."""
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:
     """Builds the error for a name that is not among the known ones, with the nearest one.
 

@@ -1,0 +1,137 @@
+"""AdamA's timing: each micro-gradient enters the optimizer state at once and is freed."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from memopt.backward.handle import Handle
+from memopt.errors import UnsupportedCombination
+
+
+class Accumulating(Protocol):
+    """What an optimizer defines beside ``update`` to allow this timing.
+
+    Its update must not need the gradient once the gradient is in the state.
+    """
+
+    def accumulate(
+        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], *, first: bool
+    ) -> None:
+        """Folds one micro-gradient into the state, which the ``first`` of a mini-batch decays."""
+
+    def finish(self, state: dict[str, Any], group: dict[str, Any], param: Tensor) -> Tensor:
+        """What is subtracted from the weight, from the state alone."""
+
+
+class AccumulateInBackward(Handle):
+    """Folds micro-gradients into the state; ``step()`` updates the weights.
+
+    `last_grad_norm` is the root of the sum of squared micro-gradient norms: the gradient of the
+    whole mini-batch never exists. With one micro-batch it is the gradient norm.
+
+    Args:
+        optimizer: one with ``accumulate`` and ``finish`` (see `Accumulating`).
+        micro_batches: backward passes per mini-batch, where known. Needed only where *every*
+            parameter lies under reentrant checkpointing; otherwise backward passes are counted.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, micro_batches: int | None = None) -> None:
+        kind = type(optimizer).__name__
+        if not (hasattr(optimizer, "accumulate") and hasattr(optimizer, "finish")):
+            raise UnsupportedCombination(
+                f"{kind} cannot accumulate in backward: its update needs the gradient of the whole "
+                "mini-batch, not only its state. Use memopt.AdamA, or update_in_backward."
+            )
+        lossy = {group.get("storage", "float32") for group in optimizer.param_groups} - {"float32"}
+        if lossy:
+            raise UnsupportedCombination(
+                f"{kind} with storage={lossy.pop()!r} cannot accumulate in backward: each "
+                "micro-gradient adds about a thousandth to the second moment, which rounds away. "
+                "Use storage='float32'."
+            )
+        super().__init__(optimizer, micro_batches)
+
+    def _gradient(self, param: Tensor) -> None:
+        if self.micro_batches is not None and self._fired[param] > self.micro_batches:
+            raise self._repeated(param, f"micro_batches={self.micro_batches}")
+        self._take(param)
+
+    def _take(self, param: Tensor) -> None:
+        if self._exchanged(param):
+            self._measure(param)
+            if self._finite(param):
+                assert param.grad is not None
+                self.fold(param, param.grad)
+        param.grad = None
+
+    def fold(self, param: Tensor, grad: Tensor) -> None:
+        """Adds one micro-gradient to the state of a parameter."""
+        optimizer, group = self.optimizer, self._group(param)
+        state = optimizer.state_of(param, group)
+        first = param not in self.open
+        if first:
+            self.open.add(param)
+            state["step"] += 1
+            if self.exchange is not None:
+                self.exchange.opened(param, state)
+        grad = optimizer.prepared(grad, param, group)
+        optimizer.accumulate(grad, state, group, first=first)
+
+    def _close(self) -> None:
+        for param in self._params():
+            if param.grad is not None:  # set by hand: autograd's never stay
+                self._take(param)
+        self._refuse_partial_gradients()
+        if self.exchange is not None:
+            self.exchange.before_finish(self)
+        optimizer = self.optimizer
+        for param in self._params():
+            if param in self.open:
+                group, state = self._group(param), optimizer.state[param]
+                optimizer.apply(param, optimizer.finish(state, group, param), state, group)
+        if self.exchange is not None:
+            self.exchange.after_finish(self)
+        self._reset()
+
+    def _refuse_partial_gradients(self) -> None:
+        """A parameter with more gradients than there were backward passes got them in parts."""
+        passes = self.micro_batches or len(self._passes)
+        if passes == 0 and self._reentrant:
+            raise UnsupportedCombination(
+                "every gradient came from reentrant checkpointing, so backward passes cannot be "
+                "counted: pass micro_batches, or checkpoint with use_reentrant=False."
+            )
+        for param, count in self._fired.items():
+            if count > max(passes, 1):
+                raise self._repeated(param, f"there were {passes} backward passes")
+
+    def _consumed(self) -> bool:
+        return bool(self.open)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.open: set[Tensor] = set()
+
+
+def accumulate_in_backward(
+    optimizer: torch.optim.Optimizer, micro_batches: int | None = None
+) -> AccumulateInBackward:
+    """Gives an optimizer AdamA's timing: the state takes each micro-gradient inside backward.
+
+    The loop stays ``(loss / n).backward()`` per micro-batch, then ``step()`` and ``zero_grad()``.
+
+    Args:
+        optimizer: one whose update needs its state only: ``memopt.AdamA`` has this timing from
+            the start.
+        micro_batches: backward passes per mini-batch, where known; see `AccumulateInBackward`.
+
+    Returns:
+        The handle; ``remove()`` restores the ordinary optimizer.
+
+    Raises:
+        UnsupportedCombination: the rule needs whole gradients, or the storage loses the addends.
+    """
+    return AccumulateInBackward(optimizer, micro_batches)
