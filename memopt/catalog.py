@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from memopt.errors import unknown
+from memopt.optimizers.base import COMMON_DEFAULTS
 from memopt.params import Targets, param_groups
 
 
@@ -46,10 +47,11 @@ class Method:
         loaded: type[torch.optim.Optimizer] = getattr(importlib.import_module(module), attribute)
         return loaded
 
-    def arguments(self) -> dict[str, inspect.Parameter]:
-        """Keyword arguments that the constructor takes, ``params`` left out."""
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the constructor with their defaults; ``params`` left out."""
         signature = inspect.signature(self.load()).parameters
-        return {name: p for name, p in signature.items() if name != "params"}
+        own = {name: p.default for name, p in signature.items() if name not in ("params", "common")}
+        return {**own, **COMMON_DEFAULTS} if "common" in signature else own
 
 
 _KEPT = "float32, bfloat16, 8-bit"

@@ -54,7 +54,8 @@ def param_groups(model: nn.Module, targets: Targets = "auto") -> ParameterGroups
         ValueError: unknown ``targets`` word, or nothing matches.
     """
     reasons: dict[str, str] = {}
-    treated, plain = [], []
+    treated: list[tuple[str, nn.Parameter]] = []
+    plain: list[tuple[str, nn.Parameter]] = []
     choose = _chooser(model, targets)
     for name, param in model.named_parameters():
         chosen, reasons[name] = choose(name, param)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -25,6 +25,34 @@ NONFINITE = ("raise", "skip", "ignore")
 GROUP_KEYS = {"params", "param_names", "treated", "name", "initial_lr"}
 
 
+class Common(TypedDict, total=False):
+    """Arguments that every memopt optimizer takes beside its own.
+
+    Attributes:
+        weight_decay: decoupled decay, ``W <- W (1 - lr * weight_decay)``; default 0.
+        nonfinite: what to do with NaN or infinite gradients: ``"raise"`` (default) a named error
+            before any weight changes, ``"skip"`` the update and count it in
+            ``group["skipped_steps"]``, or ``"ignore"`` (no check; the only policy without one
+            device synchronisation a step).
+        maximize: ascend instead of descend; default False.
+        rounding: how low-precision weights take an update: ``"nearest"`` (default) or
+            ``"stochastic"`` (bfloat16: right on average, so small updates are not lost).
+    """
+
+    weight_decay: float
+    nonfinite: str
+    maximize: bool
+    rounding: str
+
+
+COMMON_DEFAULTS = {
+    "weight_decay": 0.0,
+    "nonfinite": "raise",
+    "maximize": False,
+    "rounding": "nearest",
+}
+
+
 class MemoptOptimizer(torch.optim.Optimizer):
     """Base of all methods; an ordinary ``torch.optim.Optimizer``.
 
@@ -33,11 +61,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
             carry ``treated``: True (the method's algorithm; needs `min_ndim` dimensions), False
             (plain Adam at the full learning rate), or None (default: treated where it can be).
         defaults: the method's hyperparameters, each of which a group may override.
-        nonfinite: what to do with NaN or infinite gradients: ``"raise"`` a named error before any
-            weight changes, ``"skip"`` the update and count it in ``group["skipped_steps"]``, or
-            ``"ignore"`` (no check; the only policy without a device synchronisation a step).
-        maximize: ascend instead of descend.
-        rounding: how low-precision weights take an update: ``"nearest"`` or ``"stochastic"``.
+        **common: arguments of every method, see `Common`.
 
     Raises:
         ValueError: a bad hyperparameter, an unknown group key, or nothing to treat.
@@ -49,34 +73,24 @@ class MemoptOptimizer(torch.optim.Optimizer):
     """Whether decoupled weight decay follows the update (GaLore, GWT, COAP) or precedes it."""
     aliases: ClassVar[dict[str, str]] = {}
     """Other projects' group keys and ours for the same thing."""
+    timing: Any = None
+    """The `memopt.backward.Handle` that consumes gradients in backward, if there is one."""
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        defaults: dict[str, Any],
-        *,
-        nonfinite: str = "raise",
-        maximize: bool = False,
-        rounding: str = "nearest",
+        self, params: Iterable[Any], defaults: dict[str, Any], **common: Unpack[Common]
     ) -> None:
-        if nonfinite not in NONFINITE:
-            raise unknown("nonfinite policy", nonfinite, NONFINITE)
-        defaults = {
-            **defaults,
-            "maximize": maximize,
-            "rounding": rounding,
-            "nonfinite": nonfinite,
-            "skipped_steps": 0,
-            "treated": None,
-        }
+        for argument in common:
+            if argument not in COMMON_DEFAULTS:
+                raise unknown("argument", argument, set(defaults) | set(COMMON_DEFAULTS))
         self._names: dict[int, str] = {}
         self._warned_stall = False
-        super().__init__(params, defaults)
+        hidden = {"skipped_steps": 0, "treated": None}
+        super().__init__(params, {**COMMON_DEFAULTS, **hidden, **defaults, **common})
         if not any(True for _ in self.treated_parameters()):
             raise ValueError(
-                f"{type(self).__name__}: nothing to treat: no suitable parameter ({self.min_ndim} or "
-                "more dimensions) stands in a group with treated=True or None. Check the groups, or "
-                "`targets` of memopt.param_groups."
+                f"{type(self).__name__}: nothing to treat: no parameter with {self.min_ndim} or "
+                "more dimensions that suits the method stands in a group with treated=True or "
+                "None. Check the groups, or `targets` of memopt.param_groups."
             )
 
     # ---- what a method defines -------------------------------------------------------------
@@ -111,6 +125,8 @@ class MemoptOptimizer(torch.optim.Optimizer):
             positive(group, "eps", zero=True)
         if group.get("storage", "float32") not in STORAGES:
             raise unknown("storage", group["storage"], STORAGES)
+        if group["nonfinite"] not in NONFINITE:
+            raise unknown("nonfinite policy", group["nonfinite"], NONFINITE)
         if group["rounding"] not in rounding.MODES:
             raise unknown("rounding", group["rounding"], rounding.MODES)
 
@@ -138,6 +154,8 @@ class MemoptOptimizer(torch.optim.Optimizer):
                     f"{tuple(param.shape)}, but a treated group needs {self.min_ndim} or more "
                     "dimensions; put it in a group with treated=False (plain Adam)."
                 )
+        if self.timing is not None:
+            self.timing.attach()
 
     def name_of(self, param: Tensor) -> str:
         """The parameter's name; its position where the caller gave no names."""
@@ -159,6 +177,12 @@ class MemoptOptimizer(torch.optim.Optimizer):
         if self.treats(param, group):
             return self.buffers(tuple(param.shape), group)
         return adam.buffers(tuple(param.shape))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch; an open mini-batch of `timing` is forgotten, or refuses to be."""
+        if self.timing is not None:
+            self.timing.discard()
+        super().zero_grad(set_to_none)
 
     # ---- the step --------------------------------------------------------------------------
 
@@ -265,7 +289,11 @@ class MemoptOptimizer(torch.optim.Optimizer):
         Raises:
             NonFiniteGradientError: under ``nonfinite="raise"``, with the first parameter's name.
         """
-        watched = [(p, g) for p, g in work if g["nonfinite"] != "ignore" and not p.grad.is_sparse]
+        watched = [
+            (param, group)
+            for param, group in work
+            if group["nonfinite"] != "ignore" and not param.grad.is_sparse  # type: ignore[union-attr]
+        ]
         if not watched:
             return True
         norms = torch._foreach_norm([p.grad for p, _ in watched], ord=float("inf"))  # type: ignore[misc]
@@ -285,7 +313,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
     # ---- checkpoints -----------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads as torch does, but keeps each state tensor's dtype (torch casts it to the weight's)."""
+        """Loads as torch does, but keeps each tensor's dtype (torch casts to the weight's)."""
         final: dict[str, Any] = {}
         hook = self.register_load_state_dict_pre_hook(lambda _, given: final.update(given))
         try:

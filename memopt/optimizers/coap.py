@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from memopt.errors import unknown
-from memopt.optimizers.base import positive, whole
+from memopt.optimizers.base import Common, positive, whole
 from memopt.optimizers.projected import ProjectedAdam
 from memopt.seeds import generator
 from memopt.states import load, store
@@ -38,9 +38,8 @@ class COAP(ProjectedAdam):
         projection_seed: seed of the first sketch, together with the parameter's name.
         side: ``"std"`` reduces the shorter side; ``"left"``, ``"right"``, ``"reverse_std"``.
         betas, eps: Adam's; defaults are the official code's.
-        weight_decay: decoupled, applied after the update with the full learning rate.
         storage: ``"float32"``, ``"bfloat16"`` or ``"8bit"`` moments.
-        nonfinite, maximize, rounding: see `MemoptOptimizer`.
+        **common: see `memopt.optimizers.base.Common`; the decay follows the update.
     """
 
     def __init__(
@@ -59,11 +58,8 @@ class COAP(ProjectedAdam):
         side: str = "std",
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
-        weight_decay: float = 0.0,
         storage: str = "float32",
-        nonfinite: str = "raise",
-        maximize: bool = False,
-        rounding: str = "nearest",
+        **common: Unpack[Common],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -78,12 +74,9 @@ class COAP(ProjectedAdam):
             "side": side,
             "betas": betas,
             "eps": eps,
-            "weight_decay": weight_decay,
             "storage": storage,
         }
-        super().__init__(
-            params, defaults, nonfinite=nonfinite, maximize=maximize, rounding=rounding
-        )
+        super().__init__(params, defaults, **common)
 
     def validate(self, group: dict[str, Any]) -> None:
         """Checks COAP's own arguments beside the common ones."""

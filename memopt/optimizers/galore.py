@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
+from memopt.optimizers.base import Common
 from memopt.optimizers.projected import ProjectedAdam
 from memopt.subspaces import projection
 
@@ -27,9 +28,8 @@ class GaLore(ProjectedAdam):
         side: ``"std"`` reduces the shorter side, ``"reverse_std"`` the longer, or ``"left"``,
             ``"right"``.
         betas, eps: Adam's; defaults are the official code's.
-        weight_decay: decoupled, applied after the update with the full learning rate.
         storage: ``"float32"``, ``"bfloat16"`` or ``"8bit"`` moments.
-        nonfinite, maximize, rounding: see `MemoptOptimizer`.
+        **common: see `memopt.optimizers.base.Common`; the decay follows the update.
     """
 
     def __init__(
@@ -43,11 +43,8 @@ class GaLore(ProjectedAdam):
         side: str = "std",
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
-        weight_decay: float = 0.0,
         storage: str = "float32",
-        nonfinite: str = "raise",
-        maximize: bool = False,
-        rounding: str = "nearest",
+        **common: Unpack[Common],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -57,12 +54,9 @@ class GaLore(ProjectedAdam):
             "side": side,
             "betas": betas,
             "eps": eps,
-            "weight_decay": weight_decay,
             "storage": storage,
         }
-        super().__init__(
-            params, defaults, nonfinite=nonfinite, maximize=maximize, rounding=rounding
-        )
+        super().__init__(params, defaults, **common)
 
     def refresh(
         self,

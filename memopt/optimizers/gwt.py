@@ -11,6 +11,7 @@ from memopt.errors import UnsupportedCombination, unknown
 from memopt.optimizers.base import Common, MemoptOptimizer, positive, whole
 from memopt.rules import rule
 from memopt.rules.adam import bias_correction
+from memopt.rules.limiter import norm_growth_divisor
 from memopt.states import Buffer
 from memopt.subspaces import as_matrix, haar, largest, matrix_shape, wavelet
 
@@ -19,7 +20,6 @@ CHOICES = {
     "details": ("official", "safe"),
     "selection": ("approximation", "largest"),
 }
-LIMITER_EPS = 1e-8
 
 
 class GWT(MemoptOptimizer):
@@ -77,9 +77,16 @@ class GWT(MemoptOptimizer):
         storage: str = "float32",
         **common: Unpack[Common],
     ) -> None:
-        given = dict(locals())
-        own = {k: v for k, v in given.items() if k not in ("self", "params", "common", "__class__")}
-        super().__init__(params, own, **common)
+        # fmt: off
+        defaults = {
+            "lr": lr, "level": level, "wavelet": wavelet, "scale": scale, "rule": rule,
+            "norm_growth_limit": norm_growth_limit, "axis": axis, "details": details,
+            "detail_clip": detail_clip, "selection": selection, "share": share,
+            "selection_interval": selection_interval, "betas": betas, "eps": eps,
+            "storage": storage,
+        }
+        # fmt: on
+        super().__init__(params, defaults, **common)
 
     def validate(self, group: dict[str, Any]) -> None:
         """Checks GWT's own arguments beside the common ones."""
@@ -111,7 +118,8 @@ class GWT(MemoptOptimizer):
         else:
             width = haar.approximation_width(columns, group["level"])
             moments = rule(group["rule"]).buffers((rows, width))
-        return {**moments, "update_norm": Buffer((), kind="scalar")}
+        limiter = {} if _gamma(group) is None else {"update_norm": Buffer((), kind="scalar")}
+        return {**moments, **limiter}
 
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
@@ -121,7 +129,7 @@ class GWT(MemoptOptimizer):
         transposed = _transposes((matrix.shape[0], matrix.shape[1]), group)
         matrix = matrix.T if transposed else matrix
         chosen, transform = rule(group["rule"]), wavelet.transform(group["wavelet"], group["level"])
-        gamma = group["norm_growth_limit"] if chosen.limited else None
+        gamma = _gamma(group)
         if group["selection"] == "largest":
             answer = largest.direction(matrix, transform, state, group)
             update = answer.value / norm_growth_divisor(answer.value, state, gamma)
@@ -138,6 +146,11 @@ class GWT(MemoptOptimizer):
         return (update.T if transposed else update).reshape(param.shape)
 
 
+def _gamma(group: dict[str, Any]) -> float | None:
+    """The limiter's gamma; None where it is off or the rule bounds its own update."""
+    return group["norm_growth_limit"] if rule(group["rule"]).limited else None
+
+
 def _transposes(shape: tuple[int, int], group: dict[str, Any]) -> bool:
     """Whether the transform runs along the first axis."""
     rows, columns = shape
@@ -152,21 +165,3 @@ def _tamed(details: Tensor, step: int, group: dict[str, Any]) -> Tensor:
     return unbiased.clamp_(-group["detail_clip"], group["detail_clip"]).div_(
         bias_correction(step, group["betas"])
     )
-
-
-def norm_growth_divisor(
-    update: Tensor, state: dict[str, Any], limit: float | None
-) -> Tensor | float:
-    """Fira's limiter: the c by which an update is divided so that its norm grows at most so much.
-
-    ``c = max(||U|| / (s + 1e-8), gamma) / gamma``, ``s <- ||U|| / c``; c = 1 at the first step.
-    Stays on the device: no synchronisation.
-    """
-    if limit is None:
-        return 1.0
-    norm = update.norm()
-    divisor = (norm / (state["update_norm"] + LIMITER_EPS)).clamp_min(limit) / limit
-    if state["step"] == 1:
-        divisor = divisor.new_ones(())
-    state["update_norm"].copy_(norm / divisor)
-    return divisor

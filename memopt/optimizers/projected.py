@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from memopt.errors import unknown
-from memopt.optimizers.base import MemoptOptimizer, whole
+from memopt.optimizers.base import Common, MemoptOptimizer, whole
 from memopt.rules import adam
 from memopt.states import Buffer, load, store
 from memopt.subspaces import as_matrix, matrix_shape, projection
@@ -24,8 +24,10 @@ class ProjectedAdam(MemoptOptimizer):
     decay_last = True
     aliases = {"update_proj_gap": "update_interval", "proj_type": "side"}
 
-    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Any) -> None:
-        super().__init__(_marked_by_rank(params), defaults, **options)
+    def __init__(
+        self, params: Iterable[Any], defaults: dict[str, Any], **common: Unpack[Common]
+    ) -> None:
+        super().__init__(_marked_by_rank(params), defaults, **common)
 
     def validate(self, group: dict[str, Any]) -> None:
         """Checks rank, interval, side and scale beside the common arguments."""

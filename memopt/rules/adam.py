@@ -6,12 +6,22 @@ from typing import Any
 
 from torch import Tensor
 
+from memopt.rules.base import Direction
 from memopt.states import Buffer, load, store
+
+limited = True
 
 
 def buffers(shape: tuple[int, ...]) -> dict[str, Buffer]:
     """First and second moment, each in the shape of the coefficients."""
     return {"exp_avg": Buffer(shape), "exp_avg_sq": Buffer(shape, signed=False)}
+
+
+def direction(coefficients: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Direction:
+    """``m / (sqrt(v) + eps)``, times ``lr sqrt(1-b2^t) / (1-b1^t)``."""
+    exp_avg, denominator = moments(coefficients, state, group["betas"], group["eps"])
+    step_size = group["lr"] * bias_correction(state["step"], group["betas"])
+    return Direction(exp_avg / denominator, denominator, step_size)
 
 
 def moments(

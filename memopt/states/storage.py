@@ -27,12 +27,12 @@ class Buffer:
         shape: shape of the buffer.
         kind: ``"moment"`` follows the group's ``storage``; ``"projection"`` too, but stays in
             the weight's precision under 8-bit storage (COAP); ``"scalar"`` always has compute
-            precision.
+            precision; ``"index"`` is int32.
         signed: False for second moments, whose 8-bit code has no sign.
     """
 
     shape: tuple[int, ...]
-    kind: Literal["moment", "projection", "scalar"] = "moment"
+    kind: Literal["moment", "projection", "scalar", "index"] = "moment"
     signed: bool = True
 
     @property
@@ -60,6 +60,8 @@ def tensors_of(
         dtype: dtype of the weight.
     """
     precise = compute_dtype(dtype)
+    if buffer.kind == "index":
+        return {key: (buffer.shape, torch.int32)}
     if buffer.kind == "scalar" or storage == "float32":
         return {key: (buffer.shape, precise)}
     if storage == "bfloat16":

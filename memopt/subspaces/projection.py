@@ -24,9 +24,7 @@ def reduced(shape: tuple[int, int], side: str) -> int:
     return shape[1] if resolve_side(shape, side) == "right" else shape[0]
 
 
-def shapes(
-    shape: tuple[int, int], side: str, rank: int
-) -> tuple[tuple[int, int], tuple[int, int]]:
+def shapes(shape: tuple[int, int], side: str, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Shapes of the basis P and of the projected gradient R."""
     rows, columns = shape
     if resolve_side(shape, side) == "right":
