@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from memopt import GWT
-from memopt.optimizers.gwt import explicit_direction
 from memopt.rules import adam
 from memopt.subspaces import haar
 
@@ -63,6 +62,16 @@ def test_golden_trajectory(level, gradients, weights, divisor) -> None:
     assert float(unlimited / state["update_norm"]) == pytest.approx(divisor, abs=1e-6)
 
 
+def band_by_band(gradient, exp_avg, denominator, level):
+    """The paper's form: inverse transform of [M / N, D_L / N_L, ..., D_1 / N_1]."""
+    _, details = haar.forward(gradient, level)
+    scaled, repeated = [], denominator
+    for detail in details:
+        scaled.append(detail / repeated)
+        repeated = torch.repeat_interleave(repeated, 2, dim=1)
+    return haar.inverse(exp_avg / denominator, scaled, gradient.shape[1])
+
+
 @given(
     rows=st.integers(1, 5),
     columns=st.integers(1, 70),
@@ -83,7 +92,8 @@ def test_fast_form_equals_band_by_band(rows, columns, level, seed, limit) -> Non
         denominator = state["exp_avg_sq"].sqrt() + 1e-6
         growth = (state["exp_avg"] / denominator).norm() / (norm + 1e-8)
         divisor = 1.0 if limit is None or step == 1 else max(float(growth), limit) / limit
-        direction = explicit_direction(weight.grad, state["exp_avg"], denominator, divisor, level)
+        denominator = denominator * divisor  # the limiter's c
+        direction = band_by_band(weight.grad, state["exp_avg"], denominator, level)
         expected = direction * adam.bias_correction(step, (0.9, 0.999))
         # float64 rounding, relative to the largest entry: details are divided by denominators
         # that can be small
