@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim.adam import adam
 
 from memopt.states import Buffer
+
+# keys of a group that torch's functional form takes under the same name
+_OPTIONS = (
+    "amsgrad", "lr", "weight_decay", "eps", "maximize", "foreach", "capturable", "differentiable",
+    "fused", "decoupled_weight_decay",
+)  # fmt: skip
 
 
 class AdamW(torch.optim.AdamW):
@@ -18,3 +26,11 @@ class AdamW(torch.optim.AdamW):
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
         """First and second moment in the shape of the weight, for `memopt.accounting`."""
         return {"exp_avg": Buffer(shape), "exp_avg_sq": Buffer(shape, signed=False)}
+
+    def step_parameter(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """One update of one parameter from ``param.grad``, for `memopt.update_in_backward`."""
+        lists: Any = [[] for _ in range(6)]  # params, grads, moments (3), steps
+        has_complex = self._init_group({**group, "params": [param]}, *lists)
+        beta1, beta2 = group["betas"]
+        options = {key: group[key] for key in _OPTIONS}
+        adam(*lists, has_complex=has_complex, beta1=beta1, beta2=beta2, **options)
