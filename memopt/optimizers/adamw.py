@@ -30,7 +30,7 @@ class AdamW(torch.optim.AdamW):
     def step_parameter(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """One update of one parameter from ``param.grad``, for `memopt.update_in_backward`."""
         lists: Any = [[] for _ in range(6)]  # params, grads, moments (3), steps
-        has_complex = self._init_group({**group, "params": [param]}, *lists)
-        beta1, beta2 = group["betas"]
-        options = {key: group[key] for key in _OPTIONS}
-        adam(*lists, has_complex=has_complex, beta1=beta1, beta2=beta2, **options)
+        options: dict[str, Any] = {key: group[key] for key in _OPTIONS}
+        options["has_complex"] = self._init_group({**group, "params": [param]}, *lists)
+        options["beta1"], options["beta2"] = group["betas"]
+        adam(*lists, **options)
