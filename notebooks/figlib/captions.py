@@ -30,7 +30,9 @@ def of_runs(runs: pd.DataFrame) -> str:
         )
     diverged = sorted(set(runs.label[runs.diverged]))
     if diverged:
-        text += f" Diverged: {listed(diverged)}."
+        text += (
+            f" Diverged with at least one seed: {listed(diverged)}; lines average what is finite."
+        )
     return text
 
 

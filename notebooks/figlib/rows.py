@@ -80,8 +80,10 @@ def _facts(runs: pd.DataFrame, averaged: list[str]) -> pd.DataFrame:
 
 
 def worth_showing(table: pd.DataFrame, columns: Columns) -> Columns:
-    """``columns`` without those that say nothing: one study only, or no value at all."""
+    """``columns`` without those that say nothing: one study, no value, nothing diverged."""
     silent = {c for c in columns if c in table and table[c].isna().all()}
     if table.study.nunique() == 1:
         silent.add("study")
+    if "diverged" in table and not table.diverged.any():
+        silent.add("diverged")
     return {c: shown for c, shown in columns.items() if c not in silent}

@@ -1,6 +1,8 @@
 """Bundles: complete, the same bytes each time, escaped; the gallery lists each."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,19 +47,25 @@ def write_convergence(folder: Path, suite: str = "made-up") -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def convergence(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One written figure bundle, for all tests that only read it."""
+    return write_convergence(tmp_path_factory.mktemp("bundles"))
+
+
 def write_nasty(folder: Path) -> Path:
     return bundle.write_table(
         folder, "nasty", NASTY, "**Odd | text.**", suite="made-up", source=source(), columns=COLUMNS
     )
 
 
-def test_figure_bundle_is_complete_and_its_bytes_repeat(tmp_path: Path) -> None:
-    first, second = write_convergence(tmp_path / "a"), write_convergence(tmp_path / "b")
+def test_figure_bundle_is_complete_and_its_bytes_repeat(convergence: Path, tmp_path: Path) -> None:
+    first, second = convergence, write_convergence(tmp_path)
     names = sorted(p.name for p in first.iterdir())
     assert names == sorted([*gallery.EXPECTED["figure"], *gallery.COMMON])
     for name in names:
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
-    assert [p.name for p in (tmp_path / "a").iterdir()] == ["convergence_made-up"]
+    assert [p.name for p in tmp_path.iterdir()] == ["convergence_made-up"]
     drawn = pd.read_csv(first / "data.csv")
     assert len(drawn) == 7 * fixture_tables.STEPS // fixture_tables.EVERY
     record = json.loads((first / "provenance.json").read_text())
@@ -65,11 +73,10 @@ def test_figure_bundle_is_complete_and_its_bytes_repeat(tmp_path: Path) -> None:
     assert {r["commit"] for r in record["runs"]} == {fixture_tables.COMMIT}
 
 
-def test_smoke_results_say_so_in_picture_and_caption(tmp_path: Path) -> None:
+def test_smoke_results_say_so_in_picture_and_caption(convergence: Path, tmp_path: Path) -> None:
     note = "smoke run: tiny model, 300 steps, not a result to cite"
     assert source().smoke_note == note
-    out = write_convergence(tmp_path)
-    assert note in (out / "caption.md").read_text()
+    assert note in (convergence / "caption.md").read_text()
     plain = bundle.Source("n", source().runs.assign(smoke=False))
     assert plain.smoke_note is None
     figure = plt.figure()
@@ -131,11 +138,11 @@ def test_captions_tell_model_data_steps_seeds_commit_and_repetition() -> None:
     assert "seen more than once** by GWT:" in captions.of_runs(some)
     assert "with uncommitted changes" in captions.of_runs(runs.assign(dirty=True))
     lost = runs.assign(diverged=runs.method == "lomo")
-    assert "Diverged: LOMO." in captions.of_runs(lost)
+    assert "Diverged with at least one seed: LOMO;" in captions.of_runs(lost)
 
 
-def test_gallery_lists_each_bundle(tmp_path: Path) -> None:
-    write_convergence(tmp_path)
+def test_gallery_lists_each_bundle(convergence: Path, tmp_path: Path) -> None:
+    shutil.copytree(convergence, tmp_path / convergence.name)
     write_nasty(tmp_path)
     command = [sys.executable, "-m", "figlib.gallery", str(tmp_path)]
     subprocess.run(command, cwd=REPO / "notebooks", check=True)
@@ -147,14 +154,17 @@ def test_gallery_lists_each_bundle(tmp_path: Path) -> None:
     assert "@software{memopt" in text
 
 
-def test_gallery_names_what_is_broken(tmp_path: Path) -> None:
+def test_gallery_names_what_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (write_nasty(tmp_path) / "table.tex").unlink()
     with pytest.raises(FigureError, match="nasty_made-up: table.tex is missing"):
         gallery.page(tmp_path)
-    command = [sys.executable, "-m", "figlib.gallery", str(tmp_path / "none")]
-    done = subprocess.run(command, cwd=REPO / "notebooks", capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and "no such folder" in done.stderr
+    monkeypatch.setattr(sys, "argv", ["gallery", str(tmp_path / "none")])
+    with pytest.raises(SystemExit) as ended:
+        gallery.main()
+    assert ended.value.code == 2
+    assert re.fullmatch(r"error: .*none: no such folder.*\n", capsys.readouterr().err)
 
 
 def test_end_labels_do_not_overlap() -> None:
