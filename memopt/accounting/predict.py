@@ -47,8 +47,8 @@ def predict(
         **arguments: of the method's constructor; ``storage`` sets the precision of its state.
 
     Returns:
-        The report. Gradients are all of them, or the largest one where the method's timing
-        releases them in backward.
+        The report. Gradients are all of them, or the largest single one where the method's
+        timing releases them in backward (LOMO and AdaLomo with one micro-batch; AdamA always).
 
     Raises:
         ValueError: unknown shape, method, dtype or argument, with the nearest valid name; a bad
@@ -64,7 +64,7 @@ def predict(
     # the optimizer is built on stand-ins, so that no hook ever touches the caller's model
     groups = [_stand_ins(group, worked) for group in param_groups(module, targets)]
     optimizer = entry.load()(groups, **({"lr": ANY_LR} | arguments))
-    released = entry.timing != "step"
+    released = _releases(entry, arguments)
     rows: list[GroupBytes] = []
     tensors: Counter[str] = Counter()
     for group in optimizer.param_groups:
@@ -91,6 +91,13 @@ def check_arguments(method: catalog.Method, arguments: Mapping[str, Any]) -> Non
     for key in arguments:
         if key not in known:
             raise unknown(f"argument of {method.name}", key, known)
+
+
+def _releases(entry: catalog.Method, arguments: Mapping[str, Any]) -> bool:
+    """Whether gradients go as they come: an update in backward must wait for its micro-batches."""
+    if entry.timing == "in backward":
+        return arguments.get("micro_batches", 1) == 1
+    return entry.timing == "accumulated"
 
 
 def label_of(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> str:

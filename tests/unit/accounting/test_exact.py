@@ -1,0 +1,259 @@
+"""Predicted bytes, measured bytes and closed forms written out here: equal to 0 bytes."""
+
+import gc
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+
+import memopt
+from memopt.accounting import measure, predict, shapes
+
+RANK, LEVEL = 8, 2
+# short intervals, so that three steps pass a refresh of each kind
+ARGUMENTS = {
+    "adamw": {},
+    "gwt": {"level": LEVEL},
+    "coap": {"rank": RANK, "update_interval": 1, "recalibrate_every": 2},
+    "galore": {"rank": RANK, "update_interval": 2},
+    "adama": {},
+    "lomo": {},
+    "adalomo": {},
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ConvNet(nn.Module):
+    """Convolutions of odd widths, a norm with buffers, a bias and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 20, 3)
+        self.norm = nn.BatchNorm2d(20)
+        self.second = nn.Conv2d(20, 37, 5, bias=False)
+        self.head = nn.Linear(37, 11)
+
+
+def llama(**changes) -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(**shapes.named("llama_micro") | changes))
+
+
+def encoder() -> nn.Module:
+    return BertModel(
+        BertConfig(
+            vocab_size=50,
+            hidden_size=30,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            intermediate_size=70,
+            max_position_embeddings=20,
+        )
+    )
+
+
+def partly_frozen() -> nn.Module:
+    model = llama()
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.layers[0].requires_grad_(False)
+    return model
+
+
+MODELS = {
+    "llama": llama,
+    "encoder": encoder,
+    "conv": ConvNet,
+    "tied": lambda: llama(tie_word_embeddings=True),
+    "odd": lambda: llama(intermediate_size=85),  # no width of it is a multiple of 2^level
+    "frozen": partly_frozen,
+}
+
+
+def backward(model: nn.Module) -> None:
+    """Gives every trainable parameter a gradient, with any model and without a forward."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    torch.stack([(p.float() * torch.randn(p.shape)).sum() for p in trained]).sum().backward()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Steps of the ordinary loop, the last one's gradients kept."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+
+
+def optimizer_for(method: str, model: nn.Module, **changes) -> torch.optim.Optimizer:
+    return memopt.create(method, model, **({"lr": 1e-3} | ARGUMENTS[method] | changes))
+
+
+def bytes_of(report) -> tuple[int, int, int]:
+    return report.weights, report.states, report.projections
+
+
+def test_every_method_of_the_catalog_is_here() -> None:
+    assert set(ARGUMENTS) == set(memopt.METHODS)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_predicted_is_measured(method: str, name: str, dtype: str, steps: int) -> None:
+    model = MODELS[name]().to(DTYPES[dtype])
+    optimizer = optimizer_for(method, model)
+    train(model, optimizer, steps)
+    measured = measure(model, optimizer)
+    predicted = predict(model, method, **ARGUMENTS[method])
+    assert bytes_of(predicted) == bytes_of(measured)
+    assert predicted.tensors == measured.tensors
+    if memopt.METHODS[method].timing == "step":
+        assert predicted.gradients == measured.gradients
+        assert predicted.groups == measured.groups
+        assert predicted.total == measured.total
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "8bit"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", ["gwt", "coap", "galore"])
+def test_predicted_is_measured_in_every_storage(method: str, dtype: str, storage: str) -> None:
+    # wide enough for 8-bit blocks: smaller tensors than 4096 elements are not quantised
+    model = llama(hidden_size=96, intermediate_size=264).to(DTYPES[dtype])
+    optimizer = optimizer_for(method, model, storage=storage)
+    train(model, optimizer, 2)
+    predicted = predict(model, method, storage=storage, **ARGUMENTS[method])
+    assert bytes_of(predicted) == bytes_of(measure(model, optimizer))
+    assert any(key.endswith("_absmax") for key in predicted.tensors) == (storage == "8bit")
+
+
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_no_tensor_hides_from_the_report(method: str) -> None:
+    """All tensors that creating and stepping the optimizer left alive, found by the collector."""
+
+    def alive() -> dict[int, int]:
+        gc.collect()
+        tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+        storages = [t.untyped_storage() for t in tensors]
+        return {storage._cdata: storage.nbytes() for storage in storages}
+
+    model = llama()
+    train(model, optimizer_for(method, llama()), 1)  # fills caches of constants
+    before = alive()
+    optimizer = optimizer_for(method, model)
+    train(model, optimizer, 3)
+    optimizer.zero_grad()
+    left = sum(nbytes for key, nbytes in alive().items() if key not in before)
+    report = predict(model, method, **ARGUMENTS[method])
+    # beside the state, the timing engine keeps one float32: the squared norm of the gradients
+    norm = 0 if memopt.METHODS[method].timing == "step" else 4
+    assert left == report.states + report.projections + norm
+
+
+@pytest.mark.parametrize("name", ["llama", "tied", "encoder"])
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_gradients_that_live_at_once(method: str, name: str) -> None:
+    model = MODELS[name]()
+    params, peak = list(model.parameters()), 0
+
+    def watch(_: torch.Tensor) -> None:
+        nonlocal peak
+        peak = max(peak, sum(p.grad.nbytes for p in params if p.grad is not None))
+
+    for param in params:  # before the optimizer's own hooks: these see each gradient arrive
+        param.register_post_accumulate_grad_hook(watch)
+    optimizer = optimizer_for(method, model)
+    train(model, optimizer, 2)
+    largest, everything = max(p.nbytes for p in params), sum(p.nbytes for p in params)
+    expected = everything if memopt.METHODS[method].timing == "step" else largest
+    assert peak == expected
+    assert predict(model, method, **ARGUMENTS[method]).gradients == expected
+
+
+def test_update_in_backward_holds_gradients_over_micro_batches() -> None:
+    one, two = (predict("llama_nano", "lomo", micro_batches=n) for n in (1, 2))
+    assert one.gradients == 4 * 2048 * 64  # the embedding's
+    assert two.gradients == two.weights
+    assert predict("llama_nano", "adama", micro_batches=2).gradients == one.gradients
+
+
+# ---- closed forms of the papers, by parameter name, without memopt's own grouping ------------
+
+
+def halved(width: int, level: int) -> int:
+    for _ in range(level):
+        width = math.ceil(width / 2)
+    return width
+
+
+def closed_form(method: str, model: nn.Module) -> int:
+    """Bytes of float32 state as the papers' formulas have them."""
+    numbers = 0
+    for name, param in model.named_parameters():
+        treated = param.ndim > 1 and (".self_attn." in name or ".mlp." in name)
+        if method == "lomo":
+            continue
+        if method == "adalomo":  # row and column factors, or the whole second moment of a vector
+            numbers += sum(param.shape)
+        elif treated and method == "gwt":
+            rows, columns = param.shape
+            numbers += 2 * rows * halved(columns, LEVEL) + 1
+        elif treated and method in ("coap", "galore"):
+            numbers += 2 * max(param.shape) * RANK + min(param.shape) * RANK
+        else:
+            numbers += 2 * param.numel()
+            numbers += method == "adamw"  # torch counts the steps in a float32 tensor
+    return 4 * numbers
+
+
+@pytest.mark.parametrize("name", ["llama", "tied", "odd"])
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_predicted_is_the_closed_form(method: str, name: str) -> None:
+    model = MODELS[name]()
+    report = predict(model, method, **ARGUMENTS[method])
+    assert report.states + report.projections == closed_form(method, model)
+
+
+def test_projections_are_apart() -> None:
+    model = llama()
+    matrices = [p for n, p in model.named_parameters() if ".self_attn." in n or ".mlp." in n]
+    expected = 4 * sum(min(p.shape) * RANK for p in matrices)
+    assert predict(model, "galore", **ARGUMENTS["galore"]).projections == expected
+
+
+def test_mixed_precision_adds_a_master_copy() -> None:
+    plain, mixed = (predict("llama_nano", "adamw", dtype) for dtype in ("float32", "mixed"))
+    count = shapes.parameters("llama_nano")
+    assert (mixed.weights, mixed.gradients) == (2 * count, 2 * count)
+    assert mixed.states == plain.states + 4 * count
+    assert mixed.tensors["master"] == 4 * count
+
+
+def test_state_of_other_optimizers_is_measured_once() -> None:
+    model = llama()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer, 2)
+    report = measure(model, optimizer)
+    assert report.states == report.weights == report.gradients == 4 * 58_016
+    # two names for one storage are one; a slice keeps all of it alive
+    first = next(model.parameters())
+    optimizer.state[first] = {"a": torch.zeros(100), "nested": [torch.zeros(50)[:2]]}
+    optimizer.state[first]["b"] = optimizer.state[first]["a"][:3]
+    assert measure(model, optimizer).states == report.states - first.nbytes + 400 + 200
+
+
+def test_parameters_outside_the_optimizer_count_as_frozen() -> None:
+    model = llama()
+    optimizer = torch.optim.SGD(model.model.norm.parameters(), lr=0.1)
+    rows = {group.name: group.elements for group in measure(model, optimizer).groups}
+    assert rows == {"other": 32, "frozen": 58_016 - 32}
+
+
+def test_prediction_leaves_the_model_alone() -> None:
+    model = llama().double()
+    hooks = [p._post_accumulate_grad_hooks for p in model.parameters()]
+    for method, arguments in ARGUMENTS.items():
+        predict(model, method, "bfloat16", **arguments)
+    assert [p._post_accumulate_grad_hooks for p in model.parameters()] == hooks
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    assert all(p.grad is None for p in model.parameters())

@@ -1,0 +1,156 @@
+"""Named shapes and skeletons against transformers' own models and the papers' counts."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from memopt import param_groups
+from memopt.accounting import shapes
+
+# millions of parameters, from the GWT sheet's table (computed from the papers' configuration files)
+PUBLISHED_MILLIONS = {
+    "llama_60m": 58.07,
+    "llama_130m": 134.11,
+    "llama_350m": 367.97,
+    "llama_1b": 1339.08,
+    "llama_3b": 2685.83,
+    "llama_7b": 6738.42,
+}
+TREATED_MILLIONS = {  # attention and MLP matrices, same table
+    "llama_60m": 25.3,
+    "llama_130m": 84.9,
+    "llama_350m": 302.4,
+    "llama_1b": 1207.9,
+    "llama_3b": 2521.8,
+    "llama_7b": 6476.0,
+}
+VARIANTS = {  # every field that changes a parameter
+    "grouped_query": {"model_type": "llama", "num_key_value_heads": 2, "head_dim": 24},
+    "biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "mistral": {"model_type": "mistral", "num_key_value_heads": 2},
+    "bert": {"model_type": "bert", "max_position_embeddings": 40, "type_vocab_size": 3},
+    "roberta": {"model_type": "roberta", "max_position_embeddings": 40, "type_vocab_size": 1},
+}
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def real(config: dict) -> nn.Module:
+    resolved = AutoConfig.for_model(**config)
+    causal = config["model_type"] in ("llama", "mistral")
+    with torch.device("meta"):
+        return (AutoModelForCausalLM if causal else AutoModel).from_config(resolved)
+
+
+def layout(model: nn.Module) -> dict[str, tuple]:
+    """Parameter names with shapes and the kind of the layer that holds each."""
+    found = {}
+    for name, param in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        kind = next((k for k in (nn.Linear, nn.Embedding) if isinstance(owner, k)), None)
+        found[name] = (tuple(param.shape), kind)
+    return found
+
+
+def treated(model: nn.Module) -> list[str]:
+    groups = param_groups(model)
+    return [name for group in groups if group["treated"] for name, _ in group["params"]]
+
+
+@pytest.mark.parametrize("name", shapes.names())
+def test_stated_count_is_that_of_transformers(name: str) -> None:
+    model = real(shapes.named(name))
+    assert sum(p.numel() for p in model.parameters()) == shapes.parameters(name)
+
+
+@pytest.mark.parametrize("name", shapes.names())
+def test_named_skeleton_is_transformers_model(name: str) -> None:
+    skeleton, model = shapes.module_of(name), real(shapes.named(name))
+    assert layout(skeleton) == layout(model)
+    assert treated(skeleton) == treated(model)
+    assert all(p.is_meta for p in skeleton.parameters())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_skeleton_follows_every_field(variant: str) -> None:
+    config = SMALL | VARIANTS[variant]
+    skeleton, model = shapes.module_of(config), real(config)
+    assert layout(skeleton) == layout(model)
+    assert treated(skeleton) == treated(model)
+
+
+@pytest.mark.parametrize("targets", ["auto", "all-linear", ["attn"]])
+def test_targets_choose_the_same_in_skeleton_and_model(targets) -> None:
+    config = SMALL | {"model_type": "llama"}
+    chosen = [
+        [name for name, _ in param_groups(model, targets)[0]["params"]]
+        for model in (shapes.module_of(config), real(config))
+    ]
+    assert chosen[0] == chosen[1]
+
+
+@pytest.mark.parametrize("name", PUBLISHED_MILLIONS)
+def test_counts_of_the_papers(name: str) -> None:
+    model = shapes.module_of(name)
+    total = sum(p.numel() for p in model.parameters())
+    assert round(total / 1e6, 2) == PUBLISHED_MILLIONS[name]
+    matrices = sum(p.numel() for n, p in model.named_parameters() if n in set(treated(model)))
+    assert round(matrices / 1e6, 1) == TREATED_MILLIONS[name]
+
+
+def test_every_source_of_a_configuration_gives_the_same(tmp_path) -> None:
+    config = shapes.named("llama_micro")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sources = [config, AutoConfig.for_model(**config), tmp_path, tmp_path / "config.json"]
+    for source in [*sources, str(tmp_path)]:
+        assert layout(shapes.module_of(source)) == layout(shapes.module_of("llama_micro"))
+
+
+def test_named_shape_is_a_copy() -> None:
+    shapes.named("llama_micro")["vocab_size"] = 1
+    assert shapes.named("llama_micro")["vocab_size"] == 512
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "gpt2"}, ["'gpt2'", "llama", "meta"]),
+        ({}, ["model_type", "None"]),
+        (SMALL | {"model_type": "llama", "vocab_size": None}, ["vocab_size", "no field"]),
+        (SMALL | {"model_type": "llama", "hidden_size": "64"}, ["hidden_size", "'64'", "integer"]),
+        (SMALL | {"model_type": "llama", "hidden_size": 0}, ["hidden_size", "positive"]),
+        (SMALL | {"model_type": "bert"}, ["max_position_embeddings"]),
+    ],
+)
+def test_a_bad_configuration_names_its_field(config: dict, words: list[str]) -> None:
+    with pytest.raises(shapes.ConfigError) as caught:
+        shapes.module_of(config)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'llama_60m'"):
+        shapes.module_of("llama_60")
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_file_that_is_no_configuration_is_named(tmp_path, content: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(shapes.ConfigError, match="config.json"):
+        shapes.module_of(path)
+
+
+def test_something_else_is_refused() -> None:
+    with pytest.raises(TypeError, match="int"):
+        shapes.module_of(7)
