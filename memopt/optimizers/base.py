@@ -7,6 +7,7 @@ precision, weight decay, rounding, the non-finite policy, and checkpoints that k
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -69,12 +70,15 @@ class MemoptOptimizer(torch.optim.Optimizer):
 
     min_ndim: ClassVar[int] = 2
     """Fewest dimensions of a parameter that the method's algorithm takes."""
+    suitable: ClassVar[str] = "two or more dimensions"
+    """What `treats` asks of a parameter, in words for error messages."""
     decay_last: ClassVar[bool] = False
     """Whether decoupled weight decay follows the update (GaLore, GWT, COAP) or precedes it."""
     aliases: ClassVar[dict[str, str]] = {}
     """Other projects' group keys and ours for the same thing."""
     timing: Any = None
     """The `memopt.backward.Handle` that consumes gradients in backward, if there is one."""
+    _warned_stall = False
 
     def __init__(
         self, params: Iterable[Any], defaults: dict[str, Any], **common: Unpack[Common]
@@ -83,14 +87,13 @@ class MemoptOptimizer(torch.optim.Optimizer):
             if argument not in COMMON_DEFAULTS:
                 raise unknown("argument", argument, set(defaults) | set(COMMON_DEFAULTS))
         self._names: dict[int, str] = {}
-        self._warned_stall = False
         hidden = {"skipped_steps": 0, "treated": None}
         super().__init__(params, {**COMMON_DEFAULTS, **hidden, **defaults, **common})
         if not any(True for _ in self.treated_parameters()):
             raise ValueError(
-                f"{type(self).__name__}: nothing to treat: no parameter with {self.min_ndim} or "
-                "more dimensions that suits the method stands in a group with treated=True or "
-                "None. Check the groups, or `targets` of memopt.param_groups."
+                f"{type(self).__name__}: nothing to treat: no parameter with {self.suitable} "
+                "stands in a group with treated=True or None. Check the groups, or `targets` of "
+                "memopt.param_groups."
             )
 
     # ---- what a method defines -------------------------------------------------------------
@@ -119,8 +122,12 @@ class MemoptOptimizer(torch.optim.Optimizer):
         """Raises ``ValueError`` for a hyperparameter out of range; methods add their own."""
         positive(group, "lr", zero=True)
         positive(group, "weight_decay", zero=True)
-        if "betas" in group and not all(0 <= beta < 1 for beta in group["betas"]):
-            raise ValueError(f"betas must each be in [0, 1), got {group['betas']}")
+        if "betas" in group:
+            betas = group["betas"]
+            if not (isinstance(betas, tuple | list) and len(betas) == 2):
+                raise ValueError(f"betas must be two numbers, got {betas!r}")
+            if not all(0 <= beta < 1 for beta in betas):
+                raise ValueError(f"betas must each be in [0, 1), got {betas!r}")
         if "eps" in group and isinstance(group["eps"], int | float):
             positive(group, "eps", zero=True)
         if group.get("storage", "float32") not in STORAGES:
@@ -129,33 +136,69 @@ class MemoptOptimizer(torch.optim.Optimizer):
             raise unknown("nonfinite policy", group["nonfinite"], NONFINITE)
         if group["rounding"] not in rounding.MODES:
             raise unknown("rounding", group["rounding"], rounding.MODES)
+        if group["treated"] not in (True, False, None):
+            raise ValueError(f"treated must be True, False or None, got {group['treated']!r}")
 
     # ---- groups and names ------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, as in torch, after checking its keys, values and shapes."""
+        """Adds a group, as in torch, after checking its keys, values and shapes.
+
+        The caller's dict is left as it is, so that one set of groups serves several optimizers.
+        """
+        group = dict(param_group)
         for alias, key in self.aliases.items():
-            if alias in param_group:
-                param_group[key] = param_group.pop(alias)
+            if alias in group and key in group:
+                raise ValueError(f"group keys {alias!r} and {key!r} are the same thing: give one")
+            if alias in group:
+                group[key] = group.pop(alias)
         known = GROUP_KEYS | set(self.defaults)
-        for key in param_group:
+        for key in group:
             if key not in known:
                 raise unknown("group key", key, known | set(self.aliases))
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        self.validate(group)
-        index = len(self.param_groups) - 1
+        super().add_param_group(group)
+        self._remember_names(len(self.param_groups) - 1)
+        try:
+            self.validate(group)
+            for param in group["params"]:
+                self._validate_parameter(param, group)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        if self.timing is not None:
+            self.timing.attach()
+
+    def _validate_parameter(self, param: Tensor, group: dict[str, Any]) -> None:
+        what = f"{type(self).__name__}: parameter {self.name_of(param)!r}"
+        if group["treated"] and param.ndim < self.min_ndim:
+            raise ValueError(
+                f"{what} has shape {tuple(param.shape)}, but a treated group needs "
+                f"{self.min_ndim} or more dimensions; put it in a group with treated=False "
+                "(plain Adam)."
+            )
+        storage = group.get("storage", "float32")
+        if param.dtype is torch.float64 and storage != "float32":
+            raise UnsupportedCombination(
+                f"{what} is float64, whose state is kept in float64: storage={storage!r} is for "
+                "float32 and narrower weights."
+            )
+        if group["rounding"] == "stochastic" and param.dtype is torch.float16:
+            raise UnsupportedCombination(
+                f"{what} is float16, but stochastic rounding is for bfloat16 weights; use "
+                "bfloat16 or float32 weights, or rounding='nearest'."
+            )
+
+    def _remember_names(self, index: int) -> None:
+        group = self.param_groups[index]
         for position, param in enumerate(group["params"]):
             names = group.get("param_names")
             self._names[id(param)] = names[position] if names else f"group{index}.param{position}"
-            if group["treated"] and param.ndim < self.min_ndim:
-                raise ValueError(
-                    f"{type(self).__name__}: parameter {self.name_of(param)!r} has shape "
-                    f"{tuple(param.shape)}, but a treated group needs {self.min_ndim} or more "
-                    "dimensions; put it in a group with treated=False (plain Adam)."
-                )
-        if self.timing is not None:
-            self.timing.attach()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._names = {}  # keyed by identity: a copied or unpickled optimizer has other parameters
+        for index in range(len(self.param_groups)):
+            self._remember_names(index)
 
     def name_of(self, param: Tensor) -> str:
         """The parameter's name; its position where the caller gave no names."""
@@ -209,6 +252,8 @@ class MemoptOptimizer(torch.optim.Optimizer):
             for param in group["params"]
             if param.grad is not None
         ]
+        for param, _ in work:
+            self._refuse_sparse(param, param.grad)  # before any weight changes
         if self.check_finite(work):
             for param, group in work:
                 self.step_parameter(param, param.grad, group)
@@ -227,14 +272,17 @@ class MemoptOptimizer(torch.optim.Optimizer):
 
     def prepared(self, grad: Tensor, param: Tensor, group: dict[str, Any]) -> Tensor:
         """The gradient in compute precision and descent direction."""
+        self._refuse_sparse(param, grad)
+        grad = grad.detach().to(compute_dtype(param.dtype))
+        return -grad if group["maximize"] else grad
+
+    def _refuse_sparse(self, param: Tensor, grad: Tensor) -> None:
         if grad.is_sparse or grad.is_complex():
             kind = "sparse" if grad.is_sparse else "complex"
             raise UnsupportedCombination(
                 f"parameter {self.name_of(param)!r} has a {kind} gradient; memopt needs dense "
                 "real ones (for an embedding: sparse=False)."
             )
-        grad = grad.detach().to(compute_dtype(param.dtype))
-        return -grad if group["maximize"] else grad
 
     def state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """The parameter's state, allocated from its declaration at the first use."""
@@ -331,8 +379,10 @@ class MemoptOptimizer(torch.optim.Optimizer):
 def positive(group: dict[str, Any], key: str, *, zero: bool = False) -> None:
     """Raises ``ValueError`` unless ``group[key]`` is above zero (or zero, where allowed)."""
     value = group[key]
-    if not (value > 0 or (zero and value == 0)):
-        raise ValueError(f"{key} must be {'zero or more' if zero else 'above zero'}, got {value!r}")
+    number = isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        least = "of zero or more" if zero else "above zero"
+        raise ValueError(f"{key} must be a finite number {least}, got {value!r}")
 
 
 def whole(group: dict[str, Any], key: str, *, least: int) -> None:
