@@ -36,9 +36,8 @@ def convergence(curves: pd.DataFrame, unigram: pd.Series) -> Figure:
     for (whole, late), (key, rows) in zip(axes, panels, strict=True):
         draw(whole, rows, "step")
         baseline(whole, float(unigram[key]))
-        half = rows[rows.step >= rows.step.max() / 2]
-        draw(late, half, "tokens")
-        label_ends(late, half)
+        draw(late, last_half(rows), "tokens")
+        enlarge(late, last_half(rows))
         name = f"{key[1]}, {key[0]}: " if several else ""
         whole.set_title(f"{name}whole run")
         late.set_title(f"{name}last half, enlarged")
@@ -48,7 +47,15 @@ def convergence(curves: pd.DataFrame, unigram: pd.Series) -> Figure:
         late.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1e6:g}"))
         for axis in (whole, late):
             plain_log(axis)
+    fig.draw_without_rendering()  # constrained layout: heights are final after it
+    for late, (_, rows) in zip(axes[:, 1], panels, strict=True):
+        label_ends(late, last_half(rows))
     return fig
+
+
+def last_half(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the second half of the steps."""
+    return rows[rows.step >= rows.step.max() / 2]
 
 
 def draw(axis: Axes, rows: pd.DataFrame, x: str) -> None:
@@ -88,43 +95,38 @@ def baseline(axis: Axes, perplexity: float) -> None:
     )
 
 
-def label_ends(axis: Axes, rows: pd.DataFrame) -> None:
-    """Name each line at its right end; a line far above the others is named at the top edge."""
-    ends = rows.groupby("label", sort=False).last().sort_values("perplexity")
-    limit = OFF_SCALE * float(ends.perplexity.median())
-    drawn = ends[ends.perplexity <= limit]
-    kept = rows[rows.label.isin(drawn.index)]
-    low, high = float(kept.perplexity.min()), float(min(kept.perplexity.max(), limit))
+def enlarge(axis: Axes, rows: pd.DataFrame) -> None:
+    """Limit the y axis to the bulk of the lines; those far above it leave the picture."""
+    limit = OFF_SCALE * float(rows.groupby("label").perplexity.last().median())
+    inside = rows.perplexity[rows.perplexity <= limit]
+    margin = max(1.02, (inside.max() / inside.min()) ** 0.08)
     axis.set_yscale("log")
-    axis.set_ylim(low / (high / low) ** 0.08, high * (high / low) ** 0.08)
-    axis.figure.draw_without_rendering()  # constrained layout: pixel positions are final after it
+    axis.set_ylim(inside.min() / margin, inside.max() * margin)
+
+
+def label_ends(axis: Axes, rows: pd.DataFrame) -> None:
+    """Name each line at its right end; a line above the picture is named at the top edge."""
+    ends = rows.groupby("label", sort=False).last().sort_values("perplexity")
+    top = axis.get_ylim()[1]
     to_points = 72 / axis.figure.dpi
-    places = axis.transData.transform([(0, v) for v in drawn.perplexity])[:, 1] * to_points
-    shifts = spread_out(places) - places
-    for shift, (label, end) in zip(shifts, drawn.iterrows(), strict=True):
-        _label(axis, end, f"{label}  {end.perplexity:.4g}", end.perplexity, shift)
-    for rank, (label, end) in enumerate(ends[ends.perplexity > limit].iterrows()):
-        text = f"{label}  {end.perplexity:.4g} ↑"
-        _label(axis, end, text, axis.get_ylim()[1], 2 + GAP_POINTS * rank, leader=False)
-
-
-def _label(
-    axis: Axes, end: pd.Series, text: str, y: float, shift: float, *, leader: bool = True
-) -> None:
-    color = style.look(end.method).color
-    line = {"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 1}
-    axis.annotate(
-        text,
-        (1.0, y),
-        xycoords=axis.get_yaxis_transform(),
-        xytext=(13, shift),
-        textcoords="offset points",
-        va="center",
-        color=style.readable(color),
-        fontsize=8,
-        annotation_clip=False,
-        arrowprops=line if leader else None,
-    )
+    wanted = axis.transData.transform([(0, min(v, top)) for v in ends.perplexity])[:, 1] * to_points
+    shifts = spread_out(wanted) - wanted
+    for shift, (label, end) in zip(shifts, ends.iterrows(), strict=True):
+        above = end.perplexity > top
+        color = style.look(end.method).color
+        line = {"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 1}
+        axis.annotate(
+            f"{label}  {end.perplexity:.4g}{' ↑' if above else ''}",
+            (1.0, min(end.perplexity, top)),
+            xycoords=axis.get_yaxis_transform(),
+            xytext=(14, shift),
+            textcoords="offset points",
+            va="center",
+            color=style.readable(color),
+            fontsize=8,
+            annotation_clip=False,
+            arrowprops=None if above else line | {"relpos": (0, 0.5)},
+        )
 
 
 def spread_out(places: np.ndarray, gap: float = GAP_POINTS) -> np.ndarray:
