@@ -8,15 +8,16 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from memopt.errors import unknown
+from memopt.errors import UnsupportedCombination, unknown
 from memopt.optimizers.base import Common, positive, whole
-from memopt.optimizers.projected import ProjectedAdam
+from memopt.optimizers.projected import Projected
+from memopt.rules import rule
 from memopt.seeds import generator
-from memopt.states import load, store
-from memopt.subspaces import correlation, matrix_shape
+from memopt.states import Buffer, load, store
+from memopt.subspaces import correlation, matrix_shape, tucker
 
 
-class COAP(ProjectedAdam):
+class COAP(Projected):
     """Adam on ``R = G P``, where P follows the gradient cheaply.
 
     At step 1, P comes from a Gaussian sketch by QR and a thin SVD. Every ``update_interval`` (T_u)
@@ -29,6 +30,8 @@ class COAP(ProjectedAdam):
         lr: learning rate; treated weights move at ``lr * scale``.
         rank: r, or
         rank_ratio: c of ``r = max(floor(min(m, n) / c), 1)``; exactly one of the two.
+        conv_rank_ratio: c of 4-D weights, whose two channel modes are each reduced by ``sqrt(c)``
+            (Tucker-2); None means ``rank_ratio``, or ``rank`` for both modes.
         update_interval: T_u in steps.
         recalibrate_every: lambda, in update intervals.
         scale: factor on the update of treated weights.
@@ -37,10 +40,13 @@ class COAP(ProjectedAdam):
         rotate_moments: carry the moments into a new basis (``restore_state`` of the official code).
         projection_seed: seed of the first sketch, together with the parameter's name.
         side: ``"std"`` reduces the shorter side; ``"left"``, ``"right"``, ``"reverse_std"``.
+        rule: ``"adam"``, ``"adafactor"``, ``"adam_mini"`` or ``"muon"``, on R.
         betas, eps: Adam's; defaults are the official code's.
         storage: ``"float32"``, ``"bfloat16"`` or ``"8bit"`` moments.
         **common: see `memopt.optimizers.base.Common`; the decay follows the update.
     """
+
+    suitable = "two or more dimensions and a shorter side above rank"
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class COAP(ProjectedAdam):
         *,
         rank: int | None = None,
         rank_ratio: float | None = None,
+        conv_rank_ratio: float | None = None,
         update_interval: int = 32,
         recalibrate_every: int = 5,
         scale: float = 1.0,
@@ -56,36 +63,38 @@ class COAP(ProjectedAdam):
         rotate_moments: bool = False,
         projection_seed: int = 3407,
         side: str = "std",
+        rule: str = "adam",
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         storage: str = "float32",
         **common: Unpack[Common],
     ) -> None:
+        # fmt: off
         defaults = {
-            "lr": lr,
-            "rank": rank,
-            "rank_ratio": rank_ratio,
-            "update_interval": update_interval,
-            "recalibrate_every": recalibrate_every,
-            "scale": scale,
-            "correlation_update": correlation_update,
-            "rotate_moments": rotate_moments,
-            "projection_seed": projection_seed,
-            "side": side,
-            "betas": betas,
-            "eps": eps,
-            "storage": storage,
+            "lr": lr, "rank": rank, "rank_ratio": rank_ratio, "conv_rank_ratio": conv_rank_ratio,
+            "update_interval": update_interval, "recalibrate_every": recalibrate_every,
+            "scale": scale, "correlation_update": correlation_update, "rule": rule,
+            "rotate_moments": rotate_moments, "projection_seed": projection_seed, "side": side,
+            "betas": betas, "eps": eps, "storage": storage,
         }
+        # fmt: on
         super().__init__(params, defaults, **common)
 
     def validate(self, group: dict[str, Any]) -> None:
         """Checks COAP's own arguments beside the common ones."""
         super().validate(group)
         whole(group, "recalibrate_every", least=1)
-        if (group["rank"] is None) == (group["rank_ratio"] is None):
+        one_given = (group["rank"] is None) != (group["rank_ratio"] is None)
+        if group["treated"] is not False and not one_given:
             raise ValueError("give exactly one of rank and rank_ratio (COAP)")
-        if group["rank_ratio"] is not None:
-            positive(group, "rank_ratio")
+        for key in ("rank_ratio", "conv_rank_ratio"):
+            if group[key] is not None:
+                positive(group, key)
+        if group["rotate_moments"] and group["rule"] != "adam":
+            raise UnsupportedCombination(
+                f"rotate_moments needs both of Adam's moments; rule={group['rule']!r} keeps no "
+                "full second moment. Use rule='adam' or rotate_moments=False."
+            )
         if group["correlation_update"] not in correlation.CORRELATION_UPDATES:
             known = correlation.CORRELATION_UPDATES
             raise unknown("correlation_update", group["correlation_update"], known)
@@ -97,10 +106,57 @@ class COAP(ProjectedAdam):
         return min(max(int(min(shape) / group["rank_ratio"]), 1), *shape)
 
     def treats(self, param: Tensor, group: dict[str, Any]) -> bool:
-        """Matrices whose shorter side exceeds ``rank``; all matrices under ``rank_ratio``."""
+        """Matrices with a shorter side above ``rank`` (all under ``rank_ratio``); large kernels."""
         if not super().treats(param, group):
             return False
+        if param.ndim == 4:
+            return param.numel() > tucker.PLAIN_ELEMENTS
         return group["rank"] is None or min(matrix_shape(tuple(param.shape))) > group["rank"]
+
+    def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
+        """Basis and moments of a matrix; two bases and the moments of the core for a 4-D weight."""
+        if len(shape) != 4:
+            return super().buffers(shape, group)
+        ranks = _tucker_ranks(shape, group)
+        bases = {
+            f"projection_{mode}": Buffer((shape[mode], rank), kind="projection")
+            for mode, rank in ranks.items()
+        }
+        core = tuple(ranks.get(mode, size) for mode, size in enumerate(shape))
+        return {**bases, **rule(group["rule"]).buffers(core)}
+
+    def update(
+        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
+    ) -> Tensor:
+        """The step of the class docstring, with Tucker-2 products for 4-D weights."""
+        if param.ndim != 4:
+            return super().update(grad, state, group, param)
+        modes = _tucker_ranks(tuple(param.shape), group)
+        if self.due(state, group):
+            self._require_finite(grad, param)
+            for mode, basis in self._refresh_tucker(grad, modes, state, group).items():
+                store(state, f"projection_{mode}", basis)
+        factors = _load_factors(state, modes)
+        answer = rule(group["rule"]).direction(tucker.project(grad, factors), state, group)
+        update = tucker.back(answer.value, factors)
+        if answer.finish:
+            update = answer.finish(update.flatten(1)).view_as(param)
+        return update.mul_(answer.step_size * group["scale"])
+
+    def _refresh_tucker(
+        self, grad: Tensor, modes: dict[int, int], state: dict[str, Any], group: dict[str, Any]
+    ) -> tucker.Factors:
+        """A decomposition from scratch at the start and at recalibrations; Eq. 5 in between."""
+        refreshes = (state["step"] - 1) // group["update_interval"]
+        old = _load_factors(state, modes)
+        if refreshes % group["recalibrate_every"] == 0:
+            new = tucker.decompose(grad, modes)
+        else:
+            variant = group["correlation_update"]
+            new = tucker.correlation_step(grad, old, load(state, "exp_avg"), variant=variant)
+        if group["rotate_moments"] and refreshes > 0:
+            _turn_moments(state, {mode: new[mode].T @ old[mode] for mode in modes})
+        return new
 
     def refresh(
         self,
@@ -131,15 +187,24 @@ class COAP(ProjectedAdam):
                 variant=group["correlation_update"],
             )
         if group["rotate_moments"]:
-            rotate_moments(state, basis.T @ new, transposed=transposed)
+            _turn_moments(state, {0 if transposed else 1: new.T @ basis})
         return new
 
 
-def rotate_moments(state: dict[str, Any], change: Tensor, *, transposed: bool) -> None:
-    """``M <- M change``, ``V <- (sqrt(V) change)^2`` with ``change = P_old^T P_new``, (r, r)."""
+def _tucker_ranks(shape: tuple[int, ...], group: dict[str, Any]) -> dict[int, int]:
+    ratio = group["conv_rank_ratio"] or group["rank_ratio"]
+    return tucker.ranks(shape, group["rank"], ratio)
+
+
+def _load_factors(state: dict[str, Any], modes: Iterable[int]) -> tucker.Factors:
+    return {mode: load(state, f"projection_{mode}") for mode in modes}
+
+
+def _turn_moments(state: dict[str, Any], changes: tucker.Factors) -> None:
+    """Moments in the new basis: ``M <- M P_old^T P_new``, ``V <- (sqrt(V) P_old^T P_new)^2``.
+
+    ``changes`` maps the projected mode to ``P_new^T P_old``.
+    """
     exp_avg, root = load(state, "exp_avg"), load(state, "exp_avg_sq").sqrt()
-    turned = (
-        (change.T @ exp_avg, change.T @ root) if transposed else (exp_avg @ change, root @ change)
-    )
-    store(state, "exp_avg", turned[0])
-    store(state, "exp_avg_sq", turned[1].square())
+    store(state, "exp_avg", tucker.back(exp_avg, changes))
+    store(state, "exp_avg_sq", tucker.back(root, changes).square())

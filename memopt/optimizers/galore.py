@@ -8,11 +8,11 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from memopt.optimizers.base import Common
-from memopt.optimizers.projected import ProjectedAdam
+from memopt.optimizers.projected import Projected
 from memopt.subspaces import projection
 
 
-class GaLore(ProjectedAdam):
+class GaLore(Projected):
     """Every T steps ``P`` = first r singular vectors of one side of G; Adam on ``R = G P``.
 
     The moments are not rotated when P changes, as in the paper and the official code.
@@ -27,6 +27,7 @@ class GaLore(ProjectedAdam):
         scale: alpha of the paper.
         side: ``"std"`` reduces the shorter side, ``"reverse_std"`` the longer, or ``"left"``,
             ``"right"``.
+        rule: ``"adam"``, ``"adafactor"``, ``"adam_mini"`` or ``"muon"``, on R.
         betas, eps: Adam's; defaults are the official code's.
         storage: ``"float32"``, ``"bfloat16"`` or ``"8bit"`` moments.
         **common: see `memopt.optimizers.base.Common`; the decay follows the update.
@@ -41,6 +42,7 @@ class GaLore(ProjectedAdam):
         update_interval: int = 200,
         scale: float = 0.25,
         side: str = "std",
+        rule: str = "adam",
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         storage: str = "float32",
@@ -52,6 +54,7 @@ class GaLore(ProjectedAdam):
             "update_interval": update_interval,
             "scale": scale,
             "side": side,
+            "rule": rule,
             "betas": betas,
             "eps": eps,
             "storage": storage,

@@ -1,4 +1,4 @@
-"""What GaLore and COAP share: Adam on a projection of the gradient to one low-rank basis."""
+"""What GaLore and COAP share: a rule on a projection of the gradient to one low-rank basis."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
-from memopt.errors import unknown
-from memopt.optimizers.base import Common, MemoptOptimizer, whole
-from memopt.rules import adam
+from memopt.errors import NonFiniteGradientError, unknown
+from memopt.optimizers.base import Common, MemoptOptimizer, positive, whole
+from memopt.rules import rule
 from memopt.states import Buffer, load, store
 from memopt.subspaces import as_matrix, matrix_shape, projection
 
 
-class ProjectedAdam(MemoptOptimizer):
-    """``R = G P``; Adam's moments on R; ``W <- W - lr c_t scale (m/(sqrt v + eps)) P^T``.
+class Projected(MemoptOptimizer):
+    """``R = G P``; the rule's moments on R; ``W <- W - lr c_t scale (m/(sqrt v + eps)) P^T``.
 
-    State per m x n weight, reduced side n, kept side m: moments ``2 m r``, basis ``n r``.
+    State per m x n weight, reduced side n, kept side m: moments ``2 m r`` (rule adam) and
+    basis ``n r``.
     """
 
     decay_last = True
@@ -33,8 +35,10 @@ class ProjectedAdam(MemoptOptimizer):
         """Checks rank, interval, side and scale beside the common arguments."""
         super().validate(group)
         whole(group, "update_interval", least=1)
-        if group["rank"] is not None:
+        positive(group, "scale")
+        if group["rank"] is not None or "rank_ratio" not in group:
             whole(group, "rank", least=1)
+        rule(group["rule"])
         if group["side"] not in projection.SIDES:
             raise unknown("side", group["side"], projection.SIDES)
 
@@ -43,27 +47,42 @@ class ProjectedAdam(MemoptOptimizer):
         return min(group["rank"], *shape)
 
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
-        """Basis and both moments."""
+        """The basis and the rule's moments."""
         matrix = matrix_shape(shape)
         basis, coefficients = projection.shapes(matrix, group["side"], self.rank_of(matrix, group))
-        return {"projection": Buffer(basis, kind="projection"), **adam.buffers(coefficients)}
+        return {
+            "projection": Buffer(basis, kind="projection"),
+            **rule(group["rule"]).buffers(coefficients),
+        }
 
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:
-        """Refresh the basis if due, project, Adam, project back."""
+        """Refresh the basis if due, project, apply the rule, project back."""
         matrix = as_matrix(grad)
         side = projection.resolve_side(matrix_shape(tuple(grad.shape)), group["side"])
         basis = load(state, "projection")
-        if (state["step"] - 1) % group["update_interval"] == 0:
+        if self.due(state, group):
+            self._require_finite(matrix, param)
             basis = self.refresh(matrix, basis, side, state, group, param)
             store(state, "projection", basis)
             basis = load(state, "projection")  # as it is stored: rounded under bfloat16
         coefficients = projection.project(matrix, basis, side)
-        exp_avg, denominator = adam.moments(coefficients, state, group["betas"], group["eps"])
-        step_size = group["lr"] * adam.bias_correction(state["step"], group["betas"])
-        direction = projection.back(exp_avg / denominator, basis, side)
-        return direction.mul_(step_size * group["scale"]).view_as(param)
+        answer = rule(group["rule"]).direction(coefficients, state, group)
+        update = projection.back(answer.value, basis, side)
+        update = answer.finish(update) if answer.finish else update
+        return update.mul_(answer.step_size * group["scale"]).view_as(param)
+
+    def due(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
+        """Whether the basis is refreshed: at steps 1, 1 + T, 1 + 2T, ..."""
+        return bool((state["step"] - 1) % group["update_interval"] == 0)
+
+    def _require_finite(self, grad: Tensor, param: Tensor) -> None:
+        """A decomposition of NaN fails deep inside LAPACK; under nonfinite="ignore" say it here."""
+        if not bool(torch.isfinite(grad).all()):
+            raise NonFiniteGradientError(
+                f"the gradient of {self.name_of(param)!r} is not finite at a refresh of its basis."
+            )
 
     @abstractmethod
     def refresh(
@@ -75,7 +94,7 @@ class ProjectedAdam(MemoptOptimizer):
         group: dict[str, Any],
         param: Tensor,
     ) -> Tensor:
-        """The new basis at steps 1, 1 + T, 1 + 2T, ... (T the update interval)."""
+        """The new basis, orthonormal columns, in the shape of the old one."""
 
 
 def _marked_by_rank(params: Iterable[Any]) -> list[Any]:

@@ -19,7 +19,10 @@ limited = True
 
 def buffers(shape: tuple[int, ...]) -> dict[str, Buffer]:
     """First moment in full, one second moment a row."""
-    return {"exp_avg": Buffer(shape), "exp_avg_sq": Buffer((shape[0], 1), signed=False)}
+    return {
+        "exp_avg": Buffer(shape),
+        "exp_avg_sq": Buffer((shape[0], *(1,) * (len(shape) - 1)), signed=False),
+    }
 
 
 def direction(coefficients: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Direction:
@@ -27,7 +30,7 @@ def direction(coefficients: Tensor, state: dict[str, Any], group: dict[str, Any]
     beta1, beta2 = group["betas"]
     exp_avg, exp_avg_sq = load(state, "exp_avg"), load(state, "exp_avg_sq")
     exp_avg.mul_(beta1).add_(coefficients, alpha=1 - beta1)
-    mean_square = coefficients.square().flatten(1).mean(dim=1, keepdim=True)
+    mean_square = coefficients.square().mean(dim=tuple(range(1, coefficients.ndim)), keepdim=True)
     exp_avg_sq.mul_(beta2).add_(mean_square, alpha=1 - beta2)
     denominator = exp_avg_sq.sqrt().add_(group["eps"])
     store(state, "exp_avg", exp_avg)

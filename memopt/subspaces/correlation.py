@@ -1,7 +1,8 @@
 """COAP's subspace (arXiv 2412.00071): correlation-aware update and low-cost recalibration.
 
-Everything is written for a right projection of ``G`` (m x n) by ``P`` (n x r); a left projection
-passes ``G.T`` and says so with ``transposed`` where the rows of G matter.
+Matrices are written for a right projection of ``G`` (m x n) by ``P`` (n x r); for a left one pass
+``G.T`` and say so with ``transposed``, since the cosine always runs along dimension 1 of the
+original. `memopt.subspaces.tucker` does the same for convolutions.
 """
 
 from __future__ import annotations
@@ -31,10 +32,9 @@ def sketch_basis(grad: Tensor, sketch: Tensor) -> Tensor:
 
 
 def objective(grad: Tensor, basis: Tensor, exp_avg: Tensor, *, transposed: bool) -> Tensor:
-    """Eq. 5: ``MSE(G P P^T, G) * (1 - mean_i cos(row i of M P^T, row i of G))``.
+    """Eq. 5: ``MSE(G P P^T, G) * (1 - mean cosine of M P^T and G along dimension 1)``.
 
-    ``exp_avg`` is (m, r). With ``transposed`` the arguments describe ``G.T`` and the cosine runs
-    over the rows of the original matrix, which are columns here (as the official code has it).
+    ``exp_avg`` is (m, r), the projected first moment before this step.
     """
     error = grad @ basis @ basis.T - grad
     estimate = exp_avg @ basis.T
@@ -48,25 +48,29 @@ def objective_gradient(grad: Tensor, basis: Tensor, exp_avg: Tensor, *, transpos
     ``dL/dP = (1-C) 2/(mn) (G^T E P + E^T G P) - MSE (dC/dMh)^T M`` with ``E = G P P^T - G`` and
     ``Mh = M P^T``.
     """
-    axis = 0 if transposed else 1
     projected = grad @ basis
     error = projected @ basis.T - grad
-    mse = error.square().mean()
     mse_gradient = (grad.T @ (error @ basis) + error.T @ projected) * (2 / grad.numel())
+    cosine, slope = mean_cosine(exp_avg @ basis.T, grad, dim=0 if transposed else 1)
+    return (1 - cosine) * mse_gradient - error.square().mean() * (slope.T @ exp_avg)
 
-    estimate = exp_avg @ basis.T
-    grad_norm = grad.norm(dim=axis, keepdim=True).clamp_min(TINY)
-    estimate_norm = estimate.norm(dim=axis, keepdim=True).clamp_min(TINY)
-    cosine = (estimate * grad).sum(axis, keepdim=True) / (estimate_norm * grad_norm)
-    slope = grad / (estimate_norm * grad_norm) - cosine * estimate / estimate_norm.square()
-    cosine_gradient = (slope / cosine.numel()).T @ exp_avg
-    return (1 - cosine.mean()) * mse_gradient - mse * cosine_gradient
+
+def mean_cosine(estimate: Tensor, grad: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Mean cosine similarity C along a dimension, and ``dC/d estimate``.
+
+    ``dC/dMh_i = (G_i / (|Mh_i||G_i|) - c_i Mh_i / |Mh_i|^2) / (number of cosines)``.
+    """
+    grad_norm = grad.norm(dim=dim, keepdim=True).clamp_min(TINY)
+    norm = estimate.norm(dim=dim, keepdim=True).clamp_min(TINY)
+    cosine = (estimate * grad).sum(dim, keepdim=True) / (norm * grad_norm)
+    slope = grad / (norm * grad_norm) - cosine * estimate / norm.square()
+    return cosine.mean(), slope / cosine.numel()
 
 
 def correlation_step(
     grad: Tensor, basis: Tensor, exp_avg: Tensor, *, transposed: bool, variant: str
 ) -> Tensor:
-    """One gradient step on P (Eq. 5): rate 0.1, gradient norm clipped to 1.
+    """One gradient step on P (Eq. 5).
 
     ``"official"`` takes G and M as they are: at the gradient scales of language models the step is
     then lost in rounding. ``"normalised"`` divides both by their RMS first. ``"off"`` keeps P.
@@ -74,8 +78,16 @@ def correlation_step(
     if variant == "off":
         return basis
     if variant == "normalised":
-        grad = grad / grad.square().mean().sqrt().clamp_min(TINY)
-        exp_avg = exp_avg / exp_avg.square().mean().sqrt().clamp_min(TINY)
-    slope = objective_gradient(grad, basis, exp_avg, transposed=transposed)
+        grad, exp_avg = unit_rms(grad), unit_rms(exp_avg)
+    return descend(basis, objective_gradient(grad, basis, exp_avg, transposed=transposed))
+
+
+def unit_rms(x: Tensor) -> Tensor:
+    """The tensor divided by its root mean square."""
+    return x / x.square().mean().sqrt().clamp_min(TINY)
+
+
+def descend(basis: Tensor, slope: Tensor) -> Tensor:
+    """One plain step of rate 0.1 with the gradient's norm clipped to 1."""
     clip = (MAX_NORM / (slope.norm() + 1e-6)).clamp_max(1.0)
     return basis - LEARNING_RATE * clip * slope
