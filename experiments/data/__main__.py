@@ -1,0 +1,90 @@
+"""``python -m experiments.data``: prepare data, or list the sources."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.data.sources import load_sources
+from experiments.errors import command_line
+from experiments.spec import DataSpec, load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from experiments.data.prepare import Progress
+
+
+def main() -> None:
+    """Reads the command line and does what it says."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.data", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    making = commands.add_parser("prepare", help="make a prepared data folder")
+    making.add_argument("spec", type=Path, metavar="DATA.yaml")
+    making.add_argument("out", type=Path, metavar="OUT_DIR")
+    making.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    commands.add_parser("list", help="show the data sources")
+    arguments = parser.parse_args()
+    if arguments.command == "list":
+        show_sources()
+    else:
+        prepare_shown(arguments.spec, arguments.out, arguments.workers)
+
+
+def prepare_shown(spec_file: Path, out_dir: Path, workers: int) -> None:
+    """Prepares data with a progress bar on a terminal, and says what was made."""
+    # Read by the tokenizers library when it is first used.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if workers > 1 else "false")
+    os.environ.setdefault("RAYON_NUM_THREADS", str(workers))
+    from experiments.data.prepare import prepare
+
+    with progress_bar() as progress:
+        manifest = prepare(load(DataSpec, spec_file), out_dir, workers, progress)
+    sizes = "; ".join(
+        f"{name}: "
+        + ", ".join(f"{part[k]:,} {k}" for k in ("documents", "tokens", "rows") if k in part)
+        for name, part in manifest["splits"].items()
+    )
+    print(f"{out_dir}: {manifest['data_id']} ({sizes})")
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A progress bar on stderr; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        tasks: dict[str, int] = {}
+
+        def show(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield show
+
+
+def show_sources() -> None:
+    """Prints a table of the sources."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("source", "kind", "task", "what", "licence")
+    for name, source in load_sources().items():
+        table.add_row(name, source.kind, source.task, source.title, source.licence)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    command_line(main)

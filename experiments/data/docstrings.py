@@ -1,0 +1,222 @@
+"""English prose from the documentation strings of installed packages.
+
+The Python files that an installed distribution lists are parsed with :mod:`ast` and never
+imported. A document is one module; its text is the prose paragraphs of its docstrings in file
+order. :func:`paragraphs` decides what is prose, :func:`read` that nothing is said twice.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.errors import UserError
+
+# Tests are not written for readers. Version files, vendored and generated code differ between
+# builds of one version (CPU and CUDA wheels of torch), which would change the corpus.
+SKIPPED_FOLDERS = frozenset({"tests", "test", "testing", "_vendor", "_generated", "generated"})
+SKIPPED_FILES = frozenset({"version.py", "_version.py", "setup.py", "conftest.py", "__config__.py"})
+
+MIN_CHARACTERS = 60
+MIN_PLAIN_SHARE = 0.93  # letters, blanks and plain punctuation among all characters
+MIN_FUNCTION_WORDS = 0.2  # of all words
+
+FUNCTION_WORDS = frozenset(
+    ["a", "about", "after", "all", "also", "an", "and", "any", "are", "as", "at", "be", "because", "been", "before", "both", "but", "by", "can", "could", "do", "does", "each", "either", "for", "from", "given", "had", "has", "have", "how", "if", "in", "into", "is", "it", "its", "may", "more", "most", "must", "no", "not", "of", "on", "one", "only", "or", "other", "otherwise", "over", "same", "should", "so", "some", "such", "than", "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "to", "two", "under", "until", "used", "using", "was", "we", "were", "what", "when", "where", "whether", "which", "while", "will", "with", "within", "without", "would", "you", "your"]
+)
+PLAIN_MARKS = frozenset(" ,.;:'\"()-!?")
+
+_ROLE = re.compile(r":(?:[a-z]+:)?[a-z]+:`[~!]?(?:([^`<]+?)\s*<[^`>]+>|([^`]+))`")
+_LINK = re.compile(r"`([^`<]+?)\s*<[^`>]*>`__?|\[([^\]]+)\]\([^)]*\)")
+_CITATION = re.compile(r"\s*\[(?:[A-Za-z]*\d+|\^\w+)\]_?|https?://\S+")
+_MARKS = re.compile(r"`+_{0,2}|(?<!\w)\*{1,2}(?=\w)|(?<=[\w.,;:!?)])\*{1,2}(?!\w)")
+
+_BULLET = re.compile(r"(?:[-*+•]|\(?(?:\d{1,2}|[a-z])[.)]|\.\. \w+::)\s+")
+# "x (int, *optional*): text" and ":param x: text": the head of a description, which follows it.
+_HEAD = re.compile(r"[\w`*.]+\s*(?:\((?:[^()]|\([^()]*\))*\))?:(?:\s+|$)|:[a-z]+(?:\s[^:]*)?:\s+")
+# "x, y : int, optional": a line of its own; the description below stands deeper.
+_NUMPY_HEAD = re.compile(r"[\w*.]+(?:, [\w*.]+)* :(?:\s|$)")
+_ORDINARY_WORD = re.compile(r"[A-Za-z]?[a-z'’-]*")
+_NOT_PROSE = re.compile(r"^>>>|^```|\s\|\s|^[|+]|={3}|-{3}|\\[a-z]{2}|[{}]")
+
+
+class Document(NamedTuple):
+    """One module: the distribution it belongs to, its path there, and its prose."""
+
+    distribution: str
+    module: str
+    paragraphs: list[str]
+
+
+def plain_text(text: str) -> str:
+    """Takes the mark-up of reStructuredText and Markdown out of a text and keeps its words."""
+    for pattern in (_ROLE, _LINK):
+        text = pattern.sub(lambda match: match[1] or match[2], text)
+    return " ".join(_MARKS.sub("", _CITATION.sub("", text)).split())
+
+
+def blocks(docstring: str) -> Iterator[str]:
+    """Cuts a docstring into running text; each block is the text of one paragraph.
+
+    A block ends at a blank line, where the indentation changes, and before a list item or the
+    head of a parameter's description (``x (int): the ...``). List marks and heads are dropped;
+    deeper lines that follow them continue their text. Code, tables and titles come out as blocks
+    of their own, which :func:`paragraphs` refuses.
+    """
+    lines: list[str] = []
+    indent = 0
+    hanging = False  # the block's first line had a list mark or a head: deeper lines continue it
+    for raw in docstring.expandtabs(4).splitlines():
+        text = raw.strip()
+        depth = len(raw) - len(raw.lstrip())
+        deeper = hanging and depth > indent
+        start = None if deeper else _BULLET.match(text) or _HEAD.match(text)
+        if text and lines and not start and (deeper or depth == indent):
+            lines.append(text)
+            if deeper:  # the rest of this block stands as deep as its second line
+                indent, hanging = depth, False
+            continue
+        yield "\n".join(lines)
+        lines, indent, hanging = [], depth, bool(start)
+        if text and not _NUMPY_HEAD.match(text):
+            lines = [text[start.end() :] if start else text]
+    yield "\n".join(lines)
+
+
+def is_prose(text: str) -> bool:
+    """Whether a paragraph is English prose: long, ended, mostly letters, with function words."""
+    if len(text) < MIN_CHARACTERS or text[-1] not in ".!?" or not text[0].isupper():
+        return False
+    if sum(c.isalpha() or c in PLAIN_MARKS for c in text) < MIN_PLAIN_SHARE * len(text):
+        return False
+    words = [word.strip(",.;:()\"'!?").lower() for word in text.split()]
+    return sum(word in FUNCTION_WORDS for word in words) >= MIN_FUNCTION_WORDS * len(words)
+
+
+def paragraphs(docstring: str) -> list[str]:
+    """The prose paragraphs of one docstring, as plain text on one line each."""
+    found = (plain_text(block) for block in blocks(docstring) if not _NOT_PROSE.search(block))
+    return [text for text in found if is_prose(text)]
+
+
+def strings(node: ast.AST) -> Iterator[str]:
+    """Docstrings of a module, its classes and functions, in file order.
+
+    Also the multi-line strings in expressions and assignments at module level, where the
+    documentation of compiled functions stands (``add_docstr(torch.abs, "...")``).
+    """
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node)
+        if docstring:
+            yield docstring
+    top = isinstance(node, ast.Module)
+    for field in ("body", "handlers", "orelse", "finalbody"):
+        for position, child in enumerate(getattr(node, field, ())):
+            if top and isinstance(child, ast.Assign | ast.Expr):
+                is_docstring = position == 0 and isinstance(child.value, ast.Constant)
+                for leaf in () if is_docstring else ast.walk(child):
+                    if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
+                        if "\n" in leaf.value:
+                            yield inspect.cleandoc(leaf.value)
+            elif not isinstance(child, ast.Expr):
+                yield from strings(child)
+
+
+def python_files(distribution: str) -> list[tuple[str, Path]]:
+    """Python files of an installed distribution: path inside it, and where it lies; sorted.
+
+    Raises:
+        UserError: the distribution is not installed, or does not list its files.
+    """
+    try:
+        files = metadata.files(distribution)
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            f"the corpus needs the distribution {distribution!r}, which is not installed: "
+            f"pip install the project's 'experiments' extra"
+        ) from None
+    if files is None:
+        raise UserError(f"the installed distribution {distribution!r} does not list its files")
+    return sorted(
+        (file.as_posix(), Path(str(file.locate())))
+        for file in files
+        if file.suffix == ".py"
+        and file.name not in SKIPPED_FILES
+        and not SKIPPED_FOLDERS.intersection(file.parts)
+        and file.parts[0] not in ("..", "bin")
+    )
+
+
+def prose_of(path: Path) -> list[str]:
+    """The prose of one Python file; nothing where it cannot be parsed.
+
+    Some packages carry templates and files for other Python versions that are no valid Python.
+    """
+    try:
+        source = path.read_text(encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # "invalid escape sequence"
+            tree = ast.parse(source)
+    except (SyntaxError, UnicodeDecodeError, FileNotFoundError):
+        return []
+    return [text for string in strings(tree) for text in paragraphs(string)]
+
+
+def same_words(text: str) -> str:
+    """What two paragraphs share that differ only in identifiers, numbers, case or punctuation.
+
+    Packages describe many classes with one template ("The hidden size of the LlamaModel.").
+    Without this, such twins would stand on both sides of the split.
+    """
+    words = (word.strip(",.;:()\"'!?") for word in text.split())
+    return " ".join(w.lower() if _ORDINARY_WORD.fullmatch(w) else "#" for w in words)
+
+
+def read(
+    distributions: Sequence[str],
+    workers: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Document]:
+    """The documents of some installed distributions, in order of distribution and path.
+
+    A paragraph whose :func:`same_words` occurred before, in any module, is left out; a module
+    without paragraphs is no document. The same files give the same documents everywhere.
+
+    Args:
+        distributions: names as on PyPI; all must be installed.
+        workers: processes that parse.
+        progress: called with the numbers of files done and of all files.
+    """
+    files = [(name, *file) for name in distributions for file in python_files(name)]
+    paths = [path for _, _, path in files]
+    if workers > 1:
+        with ProcessPoolExecutor(workers) as pool:
+            return _collect(files, pool.map(prose_of, paths, chunksize=16), progress)
+    return _collect(files, map(prose_of, paths), progress)
+
+
+def _collect(
+    files: Sequence[tuple[str, str, Path]],
+    texts: Iterable[list[str]],
+    progress: Callable[[int, int], None],
+) -> list[Document]:
+    seen: set[str] = set()
+    documents = []
+    for done, ((distribution, module, _), found) in enumerate(zip(files, texts, strict=True), 1):
+        new = []
+        for text in found:
+            key = same_words(text)
+            if key not in seen:
+                seen.add(key)
+                new.append(text)
+        if new:
+            documents.append(Document(distribution, module, new))
+        progress(done, len(files))
+    return documents

@@ -1,0 +1,187 @@
+"""Makes a prepared data folder, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from experiments.data import classification, packed
+from experiments.data.readers import Corpus, open_source
+from experiments.data.sources import AnySource, source_of
+from experiments.data.splits import split
+from experiments.data.tokenizer import end_of_document, make_tokenizer, tokenizer_hash
+from experiments.data.tokens import MANIFEST, Rows
+from experiments.errors import UserError
+from experiments.files import content_hash
+from experiments.spec import DataSpec, to_plain
+
+Progress = Callable[[str, int, int | None], None]  # what, done, of how many (None: unknown)
+
+
+def prepare(
+    spec: DataSpec,
+    out_dir: str | Path,
+    workers: int = 1,
+    progress: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """Prepares what ``spec`` describes in ``out_dir``, unless it is there already.
+
+    Everything is written to a hidden folder beside ``out_dir`` that takes its name when it is
+    complete; a killed preparation leaves nothing that could be taken for whole. Two processes
+    that ask for the same folder prepare it once.
+
+    Args:
+        spec: the source, its tokenizer and its split.
+        out_dir: for token data ``manifest.json``, ``tokenizer/`` and the shards; for
+            classification ``manifest.json`` and a Parquet file a split.
+        workers: processes and threads.
+        progress: told what is being done and how far it is.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        UserError: the source cannot be read, the folder holds something else, the disk is full.
+    """
+    out_dir = Path(out_dir)
+    source = source_of(spec)
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    partial = out_dir.parent / f".{out_dir.name}.partial"
+    with FileLock(out_dir.parent / f".{out_dir.name}.lock"):
+        done = finished(spec, out_dir)
+        if done:
+            return done
+        shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
+        partial.mkdir()
+        try:
+            manifest = _fill(partial, spec, source, workers, progress)
+            (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+            partial.rename(out_dir)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UserError(
+                f"no space left for {out_dir}: free some, or prepare elsewhere"
+            ) from None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def finished(spec: DataSpec, out_dir: Path) -> dict[str, Any] | None:
+    """The manifest in ``out_dir`` if that is complete and made from ``spec``.
+
+    Raises:
+        UserError: the folder holds other data, or something that is no prepared data.
+    """
+    file = out_dir / MANIFEST
+    if not file.is_file():
+        if out_dir.is_dir() and any(out_dir.iterdir()):
+            raise UserError(
+                f"{out_dir} is not empty and has no {MANIFEST}: delete it or name another"
+            )
+        return None
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        same = manifest["spec_hash"] == content_hash(to_plain(spec))
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{file} is damaged: delete {out_dir} and prepare it again") from None
+    if not same:
+        raise UserError(
+            f"{out_dir} was prepared from another specification ({manifest['data_id']}, asked is "
+            f"{spec.data_id}): delete it or name another folder"
+        )
+    return manifest
+
+
+def _fill(
+    folder: Path, spec: DataSpec, source: AnySource, workers: int, progress: Progress
+) -> dict[str, Any]:
+    if source.task not in ("text", "classification"):
+        raise UserError(
+            f"source {spec.source!r} is declared for the task {source.task!r}, "
+            f"which cannot be prepared yet"
+        )
+    if (source.task == "text") != (spec.tokenizer is not None):
+        word = "needs a" if source.task == "text" else "takes no"
+        raise UserError(f"source {spec.source!r} (task {source.task!r}) {word} 'tokenizer'")
+    corpus = open_source(source, spec, workers, progress)
+    make = _tokens if source.task == "text" else classification.write
+    content = make(folder, spec, source, corpus, progress)
+    return {
+        "kind": "tokens" if source.task == "text" else "classification",
+        "data_id": spec.data_id,
+        "spec": to_plain(spec),
+        "spec_hash": content_hash(to_plain(spec)),
+        "source": {
+            "name": spec.source,
+            "title": source.title,
+            "licence": source.licence,
+            "corpus_fingerprint": corpus.fingerprint,
+            # of the text that went into the splits
+            "fingerprint": content_hash(
+                {name: part["text_sha256"] for name, part in content["splits"].items()}
+            ),
+            **corpus.origin,
+        },
+        **content,
+        "versions": {name: metadata.version(name) for name in ("datasets", "tokenizers", "numpy")},
+    }
+
+
+def _tokens(
+    folder: Path, spec: DataSpec, source: AnySource, corpus: Corpus, progress: Progress
+) -> dict[str, Any]:
+    """Writes tokenizer and shards; returns their part of the manifest."""
+    column = source.fields["text"]
+    parts = {name: Texts(rows, column) for name, rows in corpus.splits.items()}
+    held_out, train = split(parts, spec)
+    progress("training the tokenizer", 0, None)
+    tokenizer = make_tokenizer(spec.tokenizer, train)
+    tokenizer.save_pretrained(folder / "tokenizer")
+
+    splits, counts = {}, {}
+    for name, texts in (("train", train), ("validation", held_out)):
+        splits[name], counts[name] = packed.write_split(
+            folder, name, texts, tokenizer, spec.sequence_length, progress
+        )
+        if not splits[name]["rows"]:
+            raise UserError(
+                f"source {spec.source!r}: the {name} part has {splits[name]['tokens']} tokens, "
+                f"less than one row of {spec.sequence_length}; give more documents to it"
+            )
+    vocab_size, dtype = len(tokenizer), packed.dtype_for(len(tokenizer)).str
+    rows = Rows(folder, splits["validation"], spec.sequence_length, dtype)
+    # The first token of a row is given, not predicted.
+    targets = sum(np.bincount(row["input_ids"][1:], minlength=vocab_size) for row in rows)
+    return {
+        "layout": "packed",
+        "sequence_length": spec.sequence_length,
+        "dtype": dtype,
+        "vocab_size": vocab_size,
+        "tokenizer": {
+            "label": spec.tokenizer.label,
+            "hash": tokenizer_hash(folder / "tokenizer"),
+            "end_of_document": end_of_document(tokenizer),
+        },
+        "splits": splits,
+        "unigram_validation_loss": packed.unigram_loss(counts["train"], targets),
+    }
+
+
+class Texts:
+    """One column of rows; can be gone through again."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]], column: str) -> None:
+        self.rows, self.column = rows, column
+
+    def __iter__(self) -> Iterator[str]:
+        return (row[self.column] for row in self.rows)

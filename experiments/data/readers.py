@@ -1,0 +1,206 @@
+"""One way to open every source: rows with the official fields, split by split.
+
+Hub and local files come through ``datasets.load_dataset`` as streams, so that a corpus larger
+than the memory passes through; text of packages is small and comes as a list. What follows
+(splits, tokens, labels) does not know which it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from experiments.data import packages
+from experiments.data.sources import AnySource, HubSource, NpmSource, PackageSource
+from experiments.errors import UserError, nearest
+from experiments.spec import DataSpec
+
+Row = dict[str, Any]
+Progress = Callable[[str, int, int | None], None]  # what, done, of how many
+
+# How the hub's repositories name their files; the builder of `datasets` that reads them.
+BUILDERS = {
+    ".parquet": "parquet",
+    ".json": "json",
+    ".jsonl": "json",
+    ".json.gz": "json",
+    ".jsonl.gz": "json",
+}
+
+
+@dataclass
+class Corpus:
+    """An opened source.
+
+    Attributes:
+        splits: ``train`` and, where the source has one, ``validation``: rows, iterable anew.
+        origin: where they came from, for the manifest: versions, files, revision.
+        fingerprint: SHA-256 of the whole corpus, where that is cheap to know.
+    """
+
+    splits: dict[str, Iterable[Row]]
+    origin: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str | None = None
+
+
+class FileRows:
+    """Rows of some files of one format, in the order of the files and their rows."""
+
+    def __init__(self, files: list[Path], columns: Iterable[str]) -> None:
+        self.files, self.columns = files, list(columns)
+
+    def __iter__(self) -> Iterator[Row]:
+        for file in self.files:
+            yield from check_fields(_stream(file), self.columns, str(file))
+
+
+class HubRows:
+    """Rows of one split of a data set on the hub, streamed."""
+
+    def __init__(self, source: HubSource, split: str) -> None:
+        self.source, self.split = source, split
+
+    def __iter__(self) -> Iterator[Row]:
+        from datasets import load_dataset
+
+        source, where = self.source, f"{self.source.id} on the hub"
+        try:
+            rows = load_dataset(
+                source.id,
+                source.config,
+                revision=source.revision,
+                split=self.split,
+                streaming=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{where}, revision {source.revision!r}, split {self.split!r}, cannot be opened: "
+                f"{_first_line(error)}. Without the hub, copy its files and give their folder as "
+                f"'path' beside 'source' (data/README.md)."
+            ) from None
+        yield from check_fields(rows, source.fields.values(), where)
+
+
+def open_source(
+    source: AnySource, spec: DataSpec, workers: int = 1, progress: Progress = lambda *_: None
+) -> Corpus:
+    """Opens the source of a data specification.
+
+    Args:
+        source: entry of ``data/sources.yaml``.
+        spec: with ``path``, local files are read instead of the hub.
+        workers: processes for parsing package files.
+        progress: told how far the parsing of package files is.
+
+    Raises:
+        UserError: nothing there, not readable, or without the fields the source declares.
+    """
+    if isinstance(source, PackageSource):
+        if spec.path:
+            raise UserError(f"source {spec.source!r} lies in packages: it takes no 'path'")
+        rows, fingerprint = packages.read(source, workers, progress)
+        versions = {name: metadata.version(name) for name in source.distributions}
+        return Corpus({"train": rows}, {"versions": versions}, fingerprint)
+    if isinstance(source, NpmSource):
+        folder = Path(spec.path or Path("node_modules") / source.package)
+        rows, fingerprint = packages.read_npm(source, folder)
+        return Corpus({"train": rows}, {"package": source.package}, fingerprint)
+    if spec.path:
+        found = find_files(Path(spec.path), source)
+        files = {split: [file.name for file in paths] for split, paths in found.items()}
+        columns = source.fields.values()
+        return Corpus({s: FileRows(paths, columns) for s, paths in found.items()}, {"files": files})
+    if isinstance(source, HubSource):
+        splits = {ours: HubRows(source, official) for ours, official in source.splits.items()}
+        return Corpus(splits, {"id": source.id, "revision": source.revision})
+    raise UserError(f"source {spec.source!r} needs 'path': the folder or file that holds it")
+
+
+def find_files(path: Path, source: AnySource) -> dict[str, list[Path]]:
+    """The data files of each split under ``path``.
+
+    ``path`` is one file (then it is ``train``), or a folder. In a folder, files belong to the
+    split whose official name their name begins with or contains between marks, as on the hub:
+    ``train.parquet``, ``c4-train.00000-of-01024.json.gz``. The subfolder named like the source's
+    ``config`` is looked into where the folder itself holds none.
+
+    Raises:
+        UserError: no such path, or no file of the training split in it.
+    """
+    if path.is_file():
+        _builder(path)
+        return {"train": [path]}
+    if not path.is_dir():
+        raise UserError(f"data path {path}: no such file or folder")
+    folders = [path]
+    if isinstance(source, HubSource) and source.config:
+        folders.append(path / source.config)
+    for folder in folders:
+        data_files = sorted(f for f in folder.glob("*") if f.name.endswith(tuple(BUILDERS)))
+        found = {}
+        for ours, official in source.splits.items():
+            name = re.compile(rf"(?:^|[-.]){re.escape(official)}(?:[-.]|$)")
+            matching = [file for file in data_files if name.search(file.name)]
+            if matching:
+                found[ours] = matching
+        if "train" in found:
+            return found
+    here = sorted(file.name for file in path.iterdir())[:8]
+    raise UserError(
+        f"{path}: no file of the split {source.splits['train']!r} "
+        f"(named like {source.splits['train']}.parquet or .json.gz); it holds: {', '.join(here)}"
+    )
+
+
+def check_fields(rows: Iterable[Row], columns: Iterable[str], where: str) -> Iterator[Row]:
+    """Passes rows on after looking at the first one's fields.
+
+    Raises:
+        UserError: a declared field is missing; the message names it and those present.
+    """
+    columns = list(columns)
+    for number, row in enumerate(rows):
+        if number == 0:
+            for column in columns:
+                if column not in row:
+                    present = ", ".join(row)
+                    hint = nearest(column, row)
+                    raise UserError(f"{where}: no field {column!r}; present: {present}{hint}")
+        yield row
+
+
+def _builder(file: Path) -> str:
+    for suffix, builder in BUILDERS.items():
+        if file.name.endswith(suffix):
+            return builder
+    raise UserError(f"{file}: not a data file; known endings: {', '.join(BUILDERS)}")
+
+
+def _stream(file: Path) -> Iterator[Row]:
+    """Rows of one file; damage becomes an error that names the file and the row."""
+    from datasets import load_dataset
+
+    row = 0
+    try:
+        for item in load_dataset(
+            _builder(file), data_files=str(file), split="train", streaming=True
+        ):
+            yield item
+            row += 1
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file") from None
+    except Exception as error:  # gzip, zlib, pyarrow, json, unicode: each has its own classes
+        raise UserError(
+            f"{file}: broken after row {row} ({type(error).__name__}: {_first_line(error)}); "
+            f"copy or download the file again"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]

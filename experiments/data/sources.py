@@ -1,0 +1,110 @@
+"""The table of data sources, ``data/sources.yaml``, and its schema."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, RootModel, StringConstraints, model_validator
+
+from experiments.errors import UserError, nearest
+from experiments.spec import DataSpec, Name, Strict, load
+
+SOURCES_FILE = Path(__file__).resolve().parents[2] / "data" / "sources.yaml"
+
+Task = Literal["text", "classification", "instruction", "choice"]
+
+# Roles that the rows of a task must fill, and those that they may fill besides.
+ROLES: dict[str, tuple[set[str], set[str]]] = {
+    "text": ({"text"}, set()),
+    "classification": ({"text", "label"}, {"text_pair"}),
+    "instruction": ({"instruction", "output"}, {"input"}),
+    "choice": ({"question", "choices", "answer"}, {"subject"}),
+}
+
+
+class Source(Strict):
+    """What all kinds of source say.
+
+    Attributes:
+        title: one line for people.
+        task: what the rows are for.
+        licence: of the text.
+        fields: role of a column (``ROLES``) to its official name.
+        splits: ``train`` and ``validation`` to their official names.
+        labels: names of the classes in the order of their numbers; none for a regression.
+        fingerprint: SHA-256 of the whole corpus, where it is known.
+    """
+
+    title: str
+    task: Task
+    licence: str
+    fields: dict[str, str]
+    splits: dict[str, str]
+    labels: list[str] | None = None
+    fingerprint: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
+
+    @model_validator(mode="after")
+    def _roles(self) -> Self:
+        needed, allowed = ROLES[self.task]
+        missing, unknown = needed - set(self.fields), set(self.fields) - needed - allowed
+        if missing or unknown:
+            raise ValueError(
+                f"'fields' of task {self.task!r} are {sorted(needed)} and perhaps "
+                f"{sorted(allowed)}; missing {sorted(missing)}, unknown {sorted(unknown)}"
+            )
+        return self
+
+
+class HubSource(Source):
+    """A data set on the Hugging Face hub, or local files in the form it has there."""
+
+    kind: Literal["hub"]
+    id: str
+    config: str | None = None
+    revision: str
+
+
+class LocalSource(Source):
+    """Files of the user; the run's ``data.path`` says where."""
+
+    kind: Literal["local"]
+
+
+class PackageSource(Source):
+    """Text that installed Python distributions carry; ``reader`` says how to get it out."""
+
+    kind: Literal["package"]
+    reader: Literal["docstrings", "docstring_origin", "wikipedia"]
+    distributions: Annotated[list[str], Field(min_length=1)]
+
+
+class NpmSource(Source):
+    """Text files inside an npm package, one document a file."""
+
+    kind: Literal["npm"]
+    package: str
+    files: str
+
+
+AnySource = HubSource | LocalSource | PackageSource | NpmSource
+Sources = RootModel[dict[Name, Annotated[AnySource, Field(discriminator="kind")]]]
+
+
+@cache
+def load_sources(path: Path = SOURCES_FILE) -> dict[str, AnySource]:
+    """All sources by name."""
+    return load(Sources, path).root
+
+
+def source_of(spec: DataSpec) -> AnySource:
+    """The source that a data specification names.
+
+    Raises:
+        UserError: there is no such source; the message names the nearest.
+    """
+    sources = load_sources()
+    if spec.source not in sources:
+        raise UserError(f"unknown data source {spec.source!r}{nearest(spec.source, sources)}")
+    return sources[spec.source]
