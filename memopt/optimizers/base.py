@@ -265,7 +265,13 @@ class MemoptOptimizer(torch.optim.Optimizer):
         state["step"] += 1
         grad = self.prepared(grad, param, group)
         if self.treats(param, group):
-            update = self.update(grad, state, group, param)
+            try:
+                update = self.update(grad, state, group, param)
+            except torch.linalg.LinAlgError as error:  # NaN under nonfinite="ignore"
+                raise NonFiniteGradientError(
+                    f"no decomposition of the gradient of {self.name_of(param)!r}: {error} Lower "
+                    "the learning rate, clip gradients, or pass nonfinite='skip'."
+                ) from error
         else:
             update = self._plain_update(grad, state, group)
         self.apply(param, update, state, group)
