@@ -130,7 +130,8 @@ def _show(options: argparse.Namespace, reports: list[Report]) -> int:
         rule = convention(options.convention)
         console.print(f"counted as {rule.name}: {' + '.join(rule.counts)} in {rule.unit}")
         for report in reports:
-            console.print(f"  {report.method}: {report.counted(rule):.3f} {rule.unit}")
+            figure = convert(report.counted(rule), rule.unit)
+            console.print(f"  {report.method}: {figure:.3f} {rule.unit}")
     return 0
 
 

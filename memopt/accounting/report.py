@@ -104,18 +104,18 @@ class Report:
         """Weights, gradients, states and projections together."""
         return self.weights + self.gradients + self.states + self.projections
 
-    def counted(self, convention: Convention, part: str | None = None) -> float:
-        """The figure that a paper's convention makes of this report, in the paper's unit.
+    def counted(self, convention: Convention, part: str | None = None) -> int:
+        """The bytes that a paper's convention counts of this report.
 
         Args:
-            convention: what is counted, and the unit.
+            convention: what is counted.
             part: one of `PARTS` instead of the convention's sum.
         """
         parts = (part,) if part else convention.counts
         counted = sum(getattr(self, name) for name in parts)
         if not convention.scales and "states" in parts:
             counted -= sum(n for key, n in self.tensors.items() if key.endswith("_absmax"))
-        return convert(counted, convention.unit)
+        return int(counted)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, totals included; ready for JSON."""
