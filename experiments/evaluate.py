@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
@@ -95,12 +94,6 @@ def classification(model: nn.Module, held_out: Iterable[Batch]) -> dict[str, flo
 def f1_average(classes: int) -> str:
     """scikit-learn's name of the averaging that :func:`classification` uses."""
     return "binary" if classes == 2 else "macro"
-
-
-def majority_accuracy(train_labels: Sequence[int], held_out_labels: Sequence[int]) -> float:
-    """Accuracy of always naming the class that is most frequent in training."""
-    majority = np.bincount(np.asarray(train_labels)).argmax()
-    return float(np.mean(np.asarray(held_out_labels) == majority))
 
 
 def perplexity(loss: float) -> float:

@@ -11,8 +11,8 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from experiments import models, session
 from experiments.data import load_classification
-from experiments.errors import command_line
-from experiments.evaluate import batches, classification, majority_accuracy
+from experiments.errors import UserError, command_line
+from experiments.evaluate import batches, classification
 from experiments.spec import RunSpec
 from experiments.training import Task
 
@@ -37,6 +37,8 @@ def encode(split: Any, tokenizer: PreTrainedTokenizerBase, length: int) -> list[
 def make_task(run: RunSpec, data_dir: Path) -> Task:
     """Pretrained encoder with a fresh head, rows, held-out metrics and the majority baseline."""
     splits, labels, manifest = load_classification(data_dir)
+    if labels is None:
+        raise UserError(f"source {run.data.source!r} is a regression, which is not supported yet")
     model, tokenizer = models.classifier(
         run.model, seed=run.seeds.weights, dtype=run.train.dtype, labels=labels
     )
@@ -51,12 +53,8 @@ def make_task(run: RunSpec, data_dir: Path) -> Task:
         collate=collate,
         evaluate=lambda model: classification(model, held_out()),
         uniform_loss=math.log(len(labels)),
-        references={
-            "majority_accuracy": majority_accuracy(
-                list(splits["train"]["label"]), list(splits["validation"]["label"])
-            )
-        },
-        fingerprint=manifest["fingerprint"],
+        references={"majority_accuracy": manifest["majority_accuracy"]},
+        fingerprint=manifest["source"]["fingerprint"],
     )
 
 

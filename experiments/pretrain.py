@@ -38,7 +38,7 @@ def make_task(run: RunSpec, data_dir: Path) -> Task:
         evaluate=lambda model: language_loss(model, held_out()),
         uniform_loss=math.log(data.vocab_size),
         references={"unigram_perplexity": perplexity(data.manifest["unigram_validation_loss"])},
-        fingerprint=data.manifest["fingerprint"],
+        fingerprint=data.manifest["source"]["fingerprint"],
     )
 
 

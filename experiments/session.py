@@ -20,6 +20,8 @@ from experiments.spec import RunSpec
 from experiments.training import Outcome, Task
 from memopt import accounting
 
+FINAL_NAMES = {"loss": "validation_loss"}  # beside `accuracy` and the like
+
 
 def main(kind: str, make_task: Callable[[RunSpec, Path], Task]) -> None:
     """The command line of one task.
@@ -63,7 +65,7 @@ def execute(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if not (data / "manifest.json").is_file():
-        from experiments.data import prepare
+        from experiments.data.prepare import prepare
 
         prepare(run.data, data)
     task = make_task(run, data)
@@ -94,9 +96,7 @@ def summary(
 ) -> dict[str, Any]:
     """The content of ``summary.json``."""
     measured = accounting.measure(task.model, optimizer)
-    final = dict(outcome.final)
-    if final:
-        final["validation_loss"] = final.pop("loss")
+    final = {FINAL_NAMES.get(key, key): value for key, value in outcome.final.items()}
     rows = outcome.steps * run.train.batch_size
     return {
         "run_id": run.run_id,
@@ -105,6 +105,7 @@ def summary(
         "smoke": run.smoke,
         "task": run.task,
         "model": run.model.name,
+        "data_id": run.data.data_id,
         "method": run.method.name,
         "method_args": run.method.args,
         "lr": run.method.lr,
