@@ -74,5 +74,9 @@ def quantize_(value: Tensor, codes: Tensor, absmax: Tensor) -> None:
     absmax.copy_(blocks.abs().amax(dim=1))
     # a block of zeros has no scale; any divisor keeps it zero
     normal = blocks / torch.where(absmax > 0, absmax, torch.ones_like(absmax))[:, None]
-    index = torch.bucketize(normal.view(-1)[: codes.numel()], _boundaries(signed).to(value.device))
+    flat = normal.view(-1)[: codes.numel()]
+    index = torch.bucketize(flat, _boundaries(signed).to(value.device))
+    if not signed:
+        # a positive second moment must not vanish: m / (0 + eps) can be hundreds of steps long
+        index = torch.where(flat > 0, index.clamp_min(1), index)
     codes.copy_((index - 128 if signed else index).view(codes.shape))
