@@ -92,12 +92,14 @@ class GWT(MemoptOptimizer):
         """Checks GWT's own arguments beside the common ones."""
         super().validate(group)
         whole(group, "level", least=0)
+        positive(group, "scale")
         whole(group, "selection_interval", least=1)
         wavelet.transform(group["wavelet"], group["level"])
         for key, known in CHOICES.items():
             if group[key] not in known:
                 raise unknown(key, group[key], known)
-        if group["details"] == "safe" and not rule(group["rule"]).limited:
+        limited = rule(group["rule"]).limited
+        if group["details"] == "safe" and not limited:
             raise UnsupportedCombination(
                 f"details='safe' undoes Adam's bias correction; rule={group['rule']!r} has none. "
                 "Use rule='adam' or 'adam_mini', or details='official'."
