@@ -46,7 +46,7 @@ def check_config():
     try:
         validate(config, str(schema))
     except WorkflowError as refusal:
-        stop(refusal)
+        stop(str(refusal).split("\n\n")[0])
 
 
 def expand_suite():
@@ -144,13 +144,15 @@ def preflight():
         return
     if workflow.local_exec:
         check_machine(waiting)
+    # A run frees its checkpoints at its end; so many lie on the disk as runs go on at once.
+    at_once = workflow.cores if workflow.local_exec else len(waiting)
+    need = sum(sorted((run["disk_mb"] for run in waiting), reverse=True)[:at_once])
     free = shutil.disk_usage(RESULTS).free // 2**20
-    need = sum(run["disk_mb"] for run in waiting)
     if free < need:
         stop(
-            f"suite '{SUITE}' needs about {need:,} MB of disk for the {len(waiting)} runs to "
-            f"come, and {RESULTS.resolve()} has {free:,} MB free. Free some, make results/ a "
-            "symbolic link to a larger disk, or run a part: --config only=MODEL/METHOD"
+            f"suite '{SUITE}' needs about {need:,} MB of disk for checkpoints, and "
+            f"{RESULTS.resolve()} has {free:,} MB free. Free some, make results/ a symbolic "
+            "link to a larger disk, or run a part: --config only=MODEL/METHOD"
         )
 
 

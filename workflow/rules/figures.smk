@@ -7,9 +7,10 @@ for notebook, made in NOTEBOOKS.items():
         name:
             f"notebook_{notebook}"
         input:
-            *rules.collect.output,
-            *rules.memory.output,
-            *files("notebooks/figlib/**/*.py"),
+            runs=rules.collect.output.runs,
+            metrics=rules.collect.output.metrics,
+            memory=rules.memory.output,
+            figlib=files("notebooks/figlib/**/*.py"),
             notebook=f"notebooks/{notebook}.ipynb",
         output:
             made,
@@ -25,7 +26,7 @@ for notebook, made in NOTEBOOKS.items():
             runtime=60,
         params:
             suite=SUITE,
-            tables=f"{RESULTS}/tables",
+            tables=subpath(input.runs, parent=True),
         shell:
             'JUPYTER_PREFER_ENV_PATH=1 PYTHONPATH="$PWD" python -m papermill'
             " {input.notebook} {log.notebook} --cwd notebooks --no-progress-bar"

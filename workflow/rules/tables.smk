@@ -24,6 +24,7 @@ rule collect:
 
 rule memory:
     input:
+        specs=ancient([f"{SPEC}/runs/{run}.yaml" for run in RUNS]),
         code=files("experiments/memory.py", "memopt/accounting/*.py"),
         shapes="memopt/accounting/shapes.toml",
         printed="experiments/printed/memory.yaml",

@@ -1,0 +1,59 @@
+"""The workflow's form: lint, format, schema, profiles, report."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from .conftest import Project
+
+
+def test_lint_is_clean(fresh: Project) -> None:
+    assert "in a good condition" in fresh.run("--lint")
+
+
+def test_format_is_clean(repo: Path) -> None:
+    call = [sys.executable, "-m", "snakefmt", "--check", str(repo / "workflow")]
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_settings_file_holds_the_schemas_defaults(repo: Path) -> None:
+    schema = yaml.safe_load((repo / "workflow/schemas/config.schema.yaml").read_text())
+    defaults = {key: entry["default"] for key, entry in schema["properties"].items()}
+    assert yaml.safe_load((repo / "config/config.yaml").read_text()) == defaults
+
+
+def test_profiles_agree_where_they_should(repo: Path) -> None:
+    default, slurm = (
+        yaml.safe_load((repo / f"workflow/profiles/{name}/config.yaml").read_text())
+        for name in ("default", "slurm")
+    )
+    of_the_machine = {"cores", "resources", "__use_yte__", "__definitions__"}
+    common = {key: value for key, value in default.items() if key not in of_the_machine}
+    assert common == {key: slurm[key] for key in common}
+
+
+def test_slurm_profile_plans_without_slurm(fresh: Project) -> None:
+    fresh.edit("suite.json", '"level": 2', '"threads": 64, "gpus": 4, "level": 2')
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "snakemake", "--dry-run"),
+            *("--workflow-profile", "workflow/profiles/slurm"),
+        ],
+        cwd=fresh.root,
+        capture_output=True,
+        text=True,
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed
+    assert "gpu=4" in printed and "mem_mb=10," in printed and "runtime=1" in printed
+
+
+def test_report_shows_figures_with_their_captions(finished: Project) -> None:
+    finished.run("--report", "report.html")
+    page = finished.read("report.html")
+    assert "What is seen: lower is better." in page  # caption.md of the bundle
+    assert "<strong>Stub figure.</strong>" in page and "<strong>Stub table.</strong>" in page
+    assert "memopt compares memory-efficient optimizers" in page  # report/workflow.rst
