@@ -1,0 +1,76 @@
+"""The variants of the core optimizers that the laws of state are tried on, and a small problem."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import memopt
+
+Variant = tuple[str, dict[str, Any]]
+
+VARIANTS: dict[str, Variant] = {
+    "gwt": ("gwt", {"level": 2}),
+    "gwt level 0": ("gwt", {"level": 0, "norm_growth_limit": None}),
+    "gwt safe first": ("gwt", {"level": 1, "details": "safe", "axis": "first"}),
+    "gwt db2": ("gwt", {"level": 2, "wavelet": "db2", "axis": "cheapest"}),
+    "gwt largest": ("gwt", {"level": 1, "selection": "largest", "selection_interval": 3}),
+    "gwt adafactor": ("gwt", {"level": 1, "rule": "adafactor"}),
+    "gwt adam_mini": ("gwt", {"level": 1, "rule": "adam_mini"}),
+    "gwt muon": ("gwt", {"level": 1, "rule": "muon"}),
+    "galore": ("galore", {"rank": 3, "update_interval": 3}),
+    "galore, refresh on resume": ("galore", {"rank": 3, "update_interval": 5}),
+    "galore left": ("galore", {"rank": 3, "update_interval": 2, "side": "left"}),
+    "galore adafactor": ("galore", {"rank": 3, "update_interval": 3, "rule": "adafactor"}),
+    "coap": ("coap", {"rank": 3, "update_interval": 2, "recalibrate_every": 2}),
+    "coap, refresh on resume": ("coap", {"rank": 3, "update_interval": 5, "recalibrate_every": 2}),
+    "coap, recalibration on resume": (
+        "coap", {"rank_ratio": 2.0, "update_interval": 5, "recalibrate_every": 1},
+    ),
+    "coap normalised rotated": (
+        "coap",
+        {
+            "rank": 3, "update_interval": 2, "recalibrate_every": 3, "rotate_moments": True,
+            "correlation_update": "normalised",
+        },
+    ),
+    "coap adafactor": ("coap", {"rank": 3, "update_interval": 3, "rule": "adafactor"}),
+    "coap muon": ("coap", {"rank": 3, "update_interval": 3, "rule": "muon"}),
+}  # fmt: skip
+"""Name to catalog method and arguments; intervals put the fifth step on and off a refresh."""
+
+# one variant a method, where the law does not depend on the method's inside
+METHODS = {name: VARIANTS[name] for name in ("gwt", "galore", "coap")}
+
+STORAGES = ("float32", "bfloat16", "8bit")
+# width not divisible by 4, both orientations, a convolution, and what is never treated
+SHAPES = {"tall": (12, 7), "wide": (6, 14), "kernel": (8, 3, 2, 2), "vector": (5,), "scalar": ()}
+
+
+def build(variant: Variant, params: Any, **arguments: Any) -> Any:
+    """The optimizer of a variant."""
+    method, own = variant
+    return memopt.catalog.get(method).load()(params, **{**own, **arguments})
+
+
+def parameters(dtype: torch.dtype = torch.float32, seed: int = 0) -> dict[str, nn.Parameter]:
+    """One parameter of each of `SHAPES`, the same for the same seed."""
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=draw).to(dtype))
+        for name, shape in SHAPES.items()
+    }
+
+
+def pull(params: dict[str, nn.Parameter], step: int) -> None:
+    """Puts the gradient of a noisy quadratic at the present weights into ``.grad``."""
+    draw = torch.Generator().manual_seed(1000 + step)
+    for param in params.values():
+        noise = torch.randn(param.shape, generator=draw)
+        param.grad = (0.3 * param.detach() + noise.to(param.dtype)).detach()
+
+
+def tensors(state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Named tensors of one parameter's state."""
+    yield from ((key, value) for key, value in state.items() if isinstance(value, Tensor))
