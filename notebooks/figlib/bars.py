@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -12,7 +14,7 @@ from matplotlib.patches import Patch
 from . import style
 
 MIB, GIB = 2**20, 2**30
-PRINTED_MARKERS = {"GaLore": "o", "GWT": "s", "COAP": "^", "LOMO": "X"}
+PRINTED_MARKERS = {"GaLore": "o", "SCALE": "D", "GWT": "s", "COAP": "^", "LOMO": "X"}
 
 
 def states(rows: pd.DataFrame) -> Figure:
@@ -59,81 +61,96 @@ def states(rows: pd.DataFrame) -> Figure:
 
 
 def models(rows: pd.DataFrame, printed: pd.DataFrame) -> Figure:
-    """Weights and optimizer states of full-size models, printed values as open marks.
+    """Memory of full-size models in stacked bars, papers' printed values as open marks.
+
+    The number at a bar's end is weights + optimizer states, what papers print; ``+`` the
+    gradients that live at once.
 
     Args:
-        rows: one row a (model, label), ``method``, ``weights`` and ``states`` in bytes.
-        printed: papers' totals (weights + states): model, label, source, bytes; may be empty.
+        rows: what ``printed.full_size`` returns.
+        printed: what ``printed.marks`` returns; may be empty.
     """
-    panels = list(rows.groupby("model", sort=False))
+    panels = list(rows.groupby("name", sort=False))
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
-    height = 0.23 * rows.groupby("model").size().max() + 0.85
+    height = 0.23 * rows.groupby("name").size().max() + 0.85
     fig, axes = plt.subplots(
-        lines, columns, figsize=(8.6, lines * height + 0.5), squeeze=False, sharey=True
+        lines, columns, figsize=(9.2, lines * height + 0.5), squeeze=False, sharey=True
     )
     for axis in axes.flat[len(panels) :]:
         axis.remove()
-    for axis, (model, bars) in zip(axes.flat[: len(panels)], panels, strict=True):
-        ends = (bars.weights + bars.states) / GIB
+    for axis, (name, bars) in zip(axes.flat[: len(panels)], panels, strict=True):
         for y, bar in enumerate(bars.itertuples()):
-            look = style.look(bar.method)
-            axis.barh(y, bar.weights / GIB, height=0.62, color=style.WEIGHTS, lw=0)
-            axis.barh(
-                y, bar.states / GIB, left=bar.weights / GIB, height=0.62, color=look.color, lw=0
-            )
-            theirs = printed[(printed.model == model) & (printed.label == bar.label)]
+            theirs = printed[(printed.model == bar.model) & (printed.method == bar.method)]
+            _stack(axis, y, bar)
             _printed_marks(axis, y, theirs)
-            right = max([ends.iloc[y], *(theirs.bytes / GIB)])
-            axis.annotate(
-                f"{ends.iloc[y]:.3g}",
-                (right, y),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7.5,
-            )
         _named_rows(axis, bars.label)
-        highest = max([ends.max(), *(printed[printed.model == model].bytes / GIB)])
-        axis.set_xlim(0, highest * 1.18)
-        axis.set_title(model)
-        axis.set_xlabel("GiB")
-    fig.legend(handles=_legend(printed), loc="outside upper right", ncols=6)
+        axis.set_xlim(
+            0,
+            bars[["weights", "states", "projections", "gradients"]].sum(axis=1).max() / GIB * 1.33,
+        )
+        axis.set_title(name)
+        axis.set_xlabel("GiB (number: weights + states)")
+    fig.legend(handles=_legend(printed), loc="outside upper left", ncols=5, columnspacing=1.4)
     return fig
 
 
+def _stack(axis: Axes, y: int, bar: Any) -> None:
+    color = style.look(bar.method).color
+    kept = (bar.weights + bar.states + bar.projections) / GIB
+    parts = [
+        (bar.weights, style.WEIGHTS, 1.0),
+        (bar.states, color, 1.0),
+        (bar.projections, color, 0.55),
+    ]
+    left = 0.0
+    for part, shade, alpha in parts:
+        axis.barh(y, part / GIB, left=left, height=0.62, color=shade, alpha=alpha, lw=0)
+        left += part / GIB
+    axis.barh(
+        y, bar.gradients / GIB, left=kept, height=0.62, color="white", hatch="//////",
+        edgecolor=style.WEIGHTS, lw=0,
+    )  # fmt: skip
+    axis.annotate(
+        f"{kept:#.3g}",
+        (kept + bar.gradients / GIB, y),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=7.5,
+    )
+
+
 def _printed_marks(axis: Axes, y: int, theirs: pd.DataFrame) -> None:
-    for mark in theirs.itertuples():
-        axis.plot(
-            mark.bytes / GIB,
-            y,
-            marker=PRINTED_MARKERS[mark.source],
-            markersize=5,
-            markerfacecolor="white",
-            markeredgecolor=style.INK,
-            markeredgewidth=1.1,
-            linestyle="none",
-            clip_on=False,
-        )
+    for rank, mark in enumerate(theirs.itertuples()):
+        beside = 0.36 * (rank - (len(theirs) - 1) / 2)  # equal values stay visible
+        axis.plot(mark.bytes / GIB, y + beside, **_mark(mark.source))
+
+
+def _mark(source: str) -> dict[str, Any]:
+    return {
+        "marker": PRINTED_MARKERS[source.removesuffix(" (inferred)")],
+        "markersize": 5,
+        "markerfacecolor": "white",
+        "markeredgecolor": style.INK,
+        "markeredgewidth": 1.1,
+        "linestyle": "none",
+    }
 
 
 def _legend(printed: pd.DataFrame) -> list[Patch | Line2D]:
     handles: list[Patch | Line2D] = [
         Patch(color=style.WEIGHTS, label="weights"),
-        Patch(color=style.MUTED, label="+ optimizer states (method's colour)"),
+        Patch(color=style.MUTED, label="states (method's colour)"),
+        Patch(color=style.MUTED, alpha=0.55, lw=0, label="projections"),
+        Patch(fc="white", ec=style.WEIGHTS, hatch="//////", lw=0, label="gradients alive at once"),
     ]
-    for source in sorted(set(printed.source)):
-        handles.append(
-            Line2D(
-                [],
-                [],
-                marker=PRINTED_MARKERS[source],
-                ls="none",
-                markerfacecolor="white",
-                markeredgecolor=style.INK,
-                label=f"printed by {source}",
-            )
-        )
+    verb = {True: "computed from", False: "printed by"}
+    for source in dict.fromkeys(printed.source):
+        inferred = source.endswith(" (inferred)")
+        paper = source.removesuffix(" (inferred)")
+        label = f"{verb[inferred]} {paper}{chr(39) + 's settings' if inferred else ''}"
+        handles.append(Line2D([], [], label=label, **_mark(source)))
     return handles
 
 

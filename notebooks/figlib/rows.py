@@ -58,6 +58,17 @@ def step_time(runs: pd.DataFrame, reference: str = "adamw") -> pd.DataFrame:
     return stats.in_order(table)
 
 
+def state_bytes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Measured and predicted bytes of state, one row a model and label (seeds hold the same)."""
+    table = runs.groupby(["model", "method", "label"], sort=False).agg(
+        parameters=("parameters", "first"),
+        measured=("state_bytes_measured", "max"),
+        predicted=("state_bytes_predicted", "max"),
+        runs=("run_id", "size"),
+    )
+    return stats.in_order(table.reset_index())
+
+
 def _facts(runs: pd.DataFrame, averaged: list[str]) -> pd.DataFrame:
     """What stands beside the main number: averages over seeds, and what seeds share."""
     return (

@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from experiments.memory import COLUMNS as MEMORY_COLUMNS
+from experiments.results import METRICS as METRICS_COLUMNS
+
 METHODS = {  # name -> (arguments, end of the loss curve in nats, bytes of state)
     "adamw": ({}, 3.60, 3_700_000),
     "gwt": ({"level": 2}, 3.66, 1_650_000),
@@ -104,7 +107,45 @@ def tables(seeds: int = 1) -> tuple[pd.DataFrame, pd.DataFrame]:
         run |= {"final_accuracy": accuracy, "final_f1": accuracy - 0.02, "parameters": 22_700_000}
         run |= {"final_majority_accuracy": 0.25, "state_bytes_measured": 90_000_000}
         runs.append(run | {"state_bytes_predicted": 90_000_000, "weights_bytes": 90_000_000})
-    return pd.DataFrame(runs), pd.DataFrame(metrics)
+    return pd.DataFrame(runs), pd.DataFrame(metrics, columns=list(METRICS_COLUMNS))
+
+
+def memory() -> pd.DataFrame:
+    """Bytes of two models, and printed figures: equal, different, and not computed."""
+    rows = []
+    for model, weights in {"llama_60m": 100 * 2**20, "llama_7b": 10 * 2**30}.items():
+        for method, (args, _, state) in METHODS.items():
+            share = state / 3_700_000
+            parts = {"weights": weights, "gradients": weights, "states": 2 * share * weights}
+            for part, value in (parts | {"projections": 0}).items():
+                rows.append(
+                    {"table": "papers", "standing": "formula", "model": model, "method": method}
+                    | {"arguments": json.dumps(args), "dtype": "bfloat16", "storage": "bfloat16"}
+                    | {"part": part, "bytes": int(value)}
+                )
+    common = {"dtype": "bfloat16", "storage": "bfloat16", "standing": "printed"}
+    common |= {"convention": "made-up", "arguments": "{}", "where": "table 1"}
+    small, large = 300 * 2**20, 10 * 2**30
+    rows += [
+        common
+        | {"table": "a", "source": "GaLore", "model": "llama_60m", "method": "adamw"}
+        | {"part": "weights+states+projections", "bytes": small, "unit": "MiB", "printed": 330.0}
+        | {"ours": 300.0, "difference_percent": 100 * (300 / 330 - 1)}
+        | {"agreement": "differs", "reason": "one 10 % too high | made up"},
+        common
+        | {"table": "b", "source": "LOMO", "model": "llama_7b", "method": "lomo"}
+        | {"part": "weights", "bytes": large, "unit": "GiB", "printed": 10.0, "ours": 10.0}
+        | {"difference_percent": 0.0, "agreement": "printed digits", "reason": ""},
+        common
+        | {"table": "b", "source": "LOMO", "model": "llama_7b", "method": "lomo"}
+        | {"part": "states", "bytes": 0, "unit": "GiB", "printed": 0.0, "ours": 0.0}
+        | {"agreement": "printed digits", "reason": ""},
+        common
+        | {"table": "c", "source": "COAP", "model": "SiT-XL/2", "method": "coap ratio 2"}
+        | {"part": "states+projections", "unit": "GiB", "printed": 2.6}
+        | {"agreement": "not computed", "reason": "no such shape"},
+    ]
+    return pd.DataFrame(rows, columns=list(MEMORY_COLUMNS)).astype(MEMORY_COLUMNS)
 
 
 def write(folder: Path, seeds: int = 1) -> None:
@@ -113,3 +154,4 @@ def write(folder: Path, seeds: int = 1) -> None:
     runs, metrics = tables(seeds)
     runs.to_parquet(folder / "runs.parquet", index=False)
     metrics.to_parquet(folder / "metrics.parquet", index=False)
+    memory().to_parquet(folder / "memory.parquet", index=False)
