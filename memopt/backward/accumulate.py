@@ -82,8 +82,10 @@ class AccumulateInBackward(Handle):
 
     def _close(self) -> None:
         for param in self._params():
-            if param.grad is not None:  # set by hand: autograd's never stay
-                self._take(param)
+            if param.grad is not None:
+                if param in self._fired:
+                    raise self._written(param)
+                self._take(param)  # set by hand
         self._refuse_partial_gradients()
         if self.exchange is not None:
             self.exchange.before_finish(self)

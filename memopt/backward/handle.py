@@ -59,6 +59,7 @@ class Handle:
         self._index: dict[Tensor, int] = {}  # parameter -> its group; load_state_dict swaps groups
         self._hooks: list[Any] = []
         self._watched = False
+        self._other_scalers = guards.scalers_in_use()
         self._squares: dict[torch.device, Tensor] = {}
         self._reset()
         self.attach()
@@ -213,7 +214,7 @@ class Handle:
 
     def _arrived(self, param: Tensor) -> None:
         if not self._watched:
-            guards.refuse_wrappers(self._params())
+            guards.refuse_wrappers(self._params(), self._other_scalers)
             self._watched = True
         if self._fresh:
             self._fresh, self._squares = False, {}  # kept until now for `last_grad_norm`
@@ -262,6 +263,12 @@ class Handle:
         return MiniBatchError(
             f"{self._name(param)!r} received {self._fired[param]} gradients in one mini-batch, "
             f"but {allowed}; weights and states since the last step() are not to be trusted. {why}"
+        )
+
+    def _written(self, param: Tensor) -> MiniBatchError:
+        return MiniBatchError(
+            f"{self._name(param)!r} has a gradient in .grad although its gradient was used in "
+            "backward: something wrote to .grad besides autograd (a DDP-like wrapper?)."
         )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memopt.backward.handle import Handle
-from memopt.errors import MiniBatchError, UnsupportedCombination
+from memopt.errors import UnsupportedCombination
 
 NORM_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -124,10 +124,7 @@ class UpdateInBackward(Handle):
         left = [param for param in self._params() if param.grad is not None]
         for param in left:
             if param in self._updated:
-                raise MiniBatchError(
-                    f"{self._name(param)!r} has a gradient after it was updated in backward: "
-                    "something wrote to .grad besides autograd (a DDP-like wrapper?)."
-                )
+                raise self._written(param)
             self._exchanged(param)
             self._measure(param)
         if self.max_norm is not None and left:

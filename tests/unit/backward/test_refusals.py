@@ -1,0 +1,208 @@
+"""What the engine refuses: each with its reason, before or instead of a wrong number."""
+
+import gc
+
+import pytest
+import torch
+from torch import distributed, nn
+
+import memopt
+from memopt.errors import MiniBatchError, NonFiniteGradientError
+
+from . import toys
+
+TIMED = pytest.mark.parametrize("name", ["adama", *toys.IN_BACKWARD])
+
+
+@TIMED
+@pytest.mark.parametrize("outside_first", [False, True])
+def test_layer_shared_with_a_checkpoint(name, outside_first) -> None:  # B11
+    """Non-reentrant: the ordinary result. Reentrant fires twice on partial gradients: refused."""
+    inputs = torch.randn(3, 4)
+    results = []
+    for make in (toys.ordinary, toys.build):
+        torch.manual_seed(0)
+        model = toys.Shared(reentrant=False, outside_first=outside_first)
+        optimizer = make(name, model)
+        for _ in range(3):
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(model)
+    assert toys.same(*results)
+    assert optimizer.state[model.layer.weight]["step"] == 3
+
+    model = toys.Shared(reentrant=True, outside_first=outside_first)
+    optimizer = toys.build(name, model)
+    message = r"layer\..*use_reentrant=False"
+    if name != "adama" and outside_first:
+        # the first partial update comes while the other use still needs the old weight: autograd
+        # itself notices, before the gradient reaches us a second time
+        message += "|modified by an inplace operation"
+    with pytest.raises(RuntimeError, match=message):
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+
+@TIMED
+def test_reentrant_checkpoints_without_sharing_are_fine(name) -> None:
+    inputs = torch.randn(4, 4)
+    results = []
+    for make in (toys.ordinary, toys.build):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        optimizer = make(name, model)
+        for _ in range(3):
+            hidden = torch.utils.checkpoint.checkpoint(
+                model[1], model[0](inputs), use_reentrant=True
+            )
+            model[2](hidden).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(model)
+    assert toys.same(*results)
+
+
+def test_adama_counts_micro_batches_of_reentrant_checkpoints() -> None:
+    """Where nothing lies outside checkpoints, backward passes must be declared."""
+    inputs = torch.randn(4, 4, requires_grad=True)
+
+    def run(micro_batches):
+        model = nn.Linear(4, 4)
+        optimizer = memopt.AdamA(model.named_parameters(), micro_batches=micro_batches)
+        for _ in range(2):
+            torch.utils.checkpoint.checkpoint(model, inputs, use_reentrant=True).sum().backward()
+        optimizer.step()
+        return optimizer
+
+    with pytest.raises(memopt.UnsupportedCombination, match="pass micro_batches"):
+        run(None)
+    assert toys.steps_of(run(2)) == {1}
+    with pytest.raises(MiniBatchError, match="received 2 gradients"):
+        run(1)
+
+
+@TIMED
+def test_ddp_wrapper_is_refused_before_any_change(name, tmp_path) -> None:  # B10
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        model, twin = toys.net(), toys.net()
+        optimizer = toys.build(name, model)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        with pytest.raises(memopt.UnsupportedCombination, match="reduce_gradients"):
+            toys.loss_of(wrapped, toys.batches(1)[0]).backward()
+        assert toys.same(model, twin)
+        assert not optimizer.state
+        del wrapped
+        gc.collect()
+    finally:
+        distributed.destroy_process_group()
+
+
+@TIMED
+def test_grad_scaler_is_refused_before_any_change(name) -> None:  # B14
+    model, twin = toys.net(), toys.net()
+    optimizer = toys.build(name, model)
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(memopt.UnsupportedCombination, match="bfloat16"):
+        scaler.scale(toys.loss_of(model, toys.batches(1)[0])).backward()
+    assert toys.same(model, twin)
+    assert not optimizer.state
+
+
+def test_global_norm_in_one_pass_is_refused_before_any_change() -> None:
+    model, twin = toys.net(), toys.net()
+    optimizer = toys.build("lomo", model, max_norm=1.0)
+    with pytest.raises(memopt.UnsupportedCombination, match="runs backward twice"):
+        toys.loss_of(model, toys.batches(1)[0]).backward()
+    assert toys.same(model, twin)
+    assert not optimizer.state
+
+
+@TIMED
+def test_calls_in_the_middle_of_a_mini_batch(name) -> None:
+    model = toys.net()
+    optimizer = toys.build(name, model)
+    toys.loss_of(model, toys.batches(1)[0]).backward()
+    for call in (optimizer.state_dict, optimizer.zero_grad, optimizer.timing.remove):
+        with pytest.raises(MiniBatchError, match="in the middle of a mini-batch"):
+            call()
+    optimizer.step()
+    optimizer.state_dict()
+    optimizer.zero_grad()
+
+
+def test_zero_grad_discards_held_micro_batches() -> None:
+    plain, model = toys.net(), toys.net()
+    optimizer = toys.build("lomo", model, micro_batches=2)
+    toys.loss_of(model, toys.batches(1, seed=9)[0]).backward()
+    optimizer.zero_grad()
+    toys.train(plain, toys.ordinary("lomo", plain), toys.batches(2), 2)
+    toys.train(model, optimizer, toys.batches(2), 2)
+    assert toys.same(plain, model)
+
+
+@TIMED
+def test_one_timing_per_optimizer_and_parameter(name) -> None:
+    model = toys.net()
+    optimizer = toys.build(name, model)
+    with pytest.raises(memopt.UnsupportedCombination, match="already has a timing"):
+        memopt.update_in_backward(optimizer)
+    with pytest.raises(memopt.UnsupportedCombination, match=r"'\w+.*' is already consumed"):
+        toys.build(name, model)
+
+
+@TIMED
+def test_dropped_optimizer_leaves_no_hooks(name) -> None:
+    model = toys.net()
+    optimizer = toys.build(name, model)
+    toys.train(model, optimizer, toys.batches(1))
+    del optimizer
+    toys.loss_of(model, toys.batches(1)[0]).backward()
+    assert all(param.grad is not None for param in model.parameters())
+    model.zero_grad()
+    toys.build(name, model)
+
+
+@TIMED
+def test_gradient_written_by_someone_else(name) -> None:
+    """After backward nothing may be left of a gradient that was used (a wrapper wrote it?)."""
+    model = toys.net()
+    optimizer = toys.build(name, model)
+    toys.loss_of(model, toys.batches(1)[0]).backward()
+    model.scale.grad = torch.tensor(1.0)
+    with pytest.raises(MiniBatchError, match="'scale' has a gradient"):
+        optimizer.step()
+
+
+@TIMED
+def test_nan_gradient_names_the_parameter(name) -> None:
+    model = toys.net()
+    optimizer = toys.build(name, model)
+    hook = model.blocks[1].weight.register_hook(lambda grad: grad * float("nan"))
+    with pytest.raises(NonFiniteGradientError, match=r"blocks\.1\.weight"):
+        toys.loss_of(model, toys.batches(1)[0]).backward()
+    hook.remove()
+    assert optimizer.state[model.blocks[1].weight].get("step", 0) == 0
+
+
+@TIMED
+def test_nan_gradient_skipped(name) -> None:
+    model = toys.net()
+    optimizer = toys.build(name, model, nonfinite="skip")
+    before = model.blocks[1].weight.clone()
+    hook = model.blocks[1].weight.register_hook(lambda grad: grad * float("nan"))
+    toys.train(model, optimizer, toys.batches(1))
+    hook.remove()
+    assert torch.equal(model.blocks[1].weight, before)
+    assert optimizer.param_groups[0]["skipped_steps"] == 1
+    toys.train(model, optimizer, toys.batches(2))
+    assert all(param.isfinite().all() for param in model.parameters())
+    assert not torch.equal(model.blocks[1].weight, before)
+
+
+def test_accumulation_needs_a_rule_that_allows_it() -> None:
+    with pytest.raises(memopt.UnsupportedCombination, match=r"AdamW .* Use memopt\.AdamA"):
+        memopt.accumulate_in_backward(memopt.AdamW(toys.net().parameters()))
