@@ -64,6 +64,8 @@ def predict(
     # the optimizer is built on stand-ins, so that no hook ever touches the caller's model
     groups = [_stand_ins(group, worked) for group in param_groups(module, targets)]
     optimizer = entry.load()(groups, **({"lr": ANY_LR} | arguments))
+    if not isinstance(optimizer, MemoptOptimizer):
+        _reveal_state(optimizer)
     released = _releases(entry, arguments)
     rows: list[GroupBytes] = []
     tensors: Counter[str] = Counter()
@@ -144,7 +146,9 @@ def _of_parameter(
     if isinstance(optimizer, MemoptOptimizer):
         kept, projections = _declared(optimizer, group, param)
     else:
-        kept, projections = _observed(optimizer, param), 0
+        state = optimizer.state[param].items()
+        kept = {key: value.nbytes for key, value in state if isinstance(value, Tensor)}
+        projections = 0
     if held not in (None, param.dtype):
         kept["master"] = param.numel() * param.dtype.itemsize
     states = sum(kept.values()) - projections
@@ -166,13 +170,14 @@ def _declared(
     return kept, projections
 
 
-def _observed(optimizer: Optimizer, param: Tensor) -> dict[str, int]:
-    """Bytes of the state that an optimizer without declaration (torch's own) makes.
+def _reveal_state(optimizer: Optimizer) -> None:
+    """Lets an optimizer without declaration (torch's own) show what it keeps.
 
-    One step on the meta stand-ins shows its shapes and dtypes; no element exists.
+    One step on the meta stand-ins makes its state, in its own shapes and dtypes; no element exists.
     """
-    param.grad = torch.zeros_like(param)
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    for param in params:
+        param.grad = torch.zeros_like(param)
     optimizer.step()
-    param.grad = None
-    state = optimizer.state[param]
-    return {key: value.nbytes for key, value in state.items() if isinstance(value, Tensor)}
+    for param in params:
+        param.grad = None

@@ -10,6 +10,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 import memopt
 from memopt.accounting import measure, predict, shapes
+from memopt.rules import RULES
 
 RANK, LEVEL = 8, 2
 # short intervals, so that three steps pass a refresh of each kind
@@ -96,22 +97,22 @@ def test_every_method_of_the_catalog_is_here() -> None:
     assert set(ARGUMENTS) == set(memopt.METHODS)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("method", ARGUMENTS)
-def test_predicted_is_measured(method: str, name: str, dtype: str, steps: int) -> None:
+def test_predicted_is_measured(method: str, name: str, dtype: str) -> None:
     model = MODELS[name]().to(DTYPES[dtype])
     optimizer = optimizer_for(method, model)
-    train(model, optimizer, steps)
-    measured = measure(model, optimizer)
     predicted = predict(model, method, **ARGUMENTS[method])
-    assert bytes_of(predicted) == bytes_of(measured)
-    assert predicted.tensors == measured.tensors
-    if memopt.METHODS[method].timing == "step":
-        assert predicted.gradients == measured.gradients
-        assert predicted.groups == measured.groups
-        assert predicted.total == measured.total
+    for steps in (1, 2):  # after one step, then after three
+        train(model, optimizer, steps)
+        measured = measure(model, optimizer)
+        assert bytes_of(predicted) == bytes_of(measured)
+        assert predicted.tensors == measured.tensors
+        if memopt.METHODS[method].timing == "step":
+            assert predicted.gradients == measured.gradients
+            assert predicted.groups == measured.groups
+            assert predicted.total == measured.total
 
 
 @pytest.mark.parametrize("storage", ["float32", "bfloat16", "8bit"])
@@ -125,6 +126,32 @@ def test_predicted_is_measured_in_every_storage(method: str, dtype: str, storage
     predicted = predict(model, method, storage=storage, **ARGUMENTS[method])
     assert bytes_of(predicted) == bytes_of(measure(model, optimizer))
     assert any(key.endswith("_absmax") for key in predicted.tensors) == (storage == "8bit")
+
+
+OPTIONS = [  # everything of the constructors that changes what is kept
+    *(("gwt", {"rule": name}) for name in RULES),
+    *(("gwt", {"axis": name}) for name in ("first", "cheapest")),
+    ("gwt", {"level": 0}),
+    ("gwt", {"wavelet": "db2"}),
+    ("gwt", {"norm_growth_limit": None}),
+    ("gwt", {"selection": "largest", "share": 0.3}),
+    ("coap", {"rank": None, "rank_ratio": 1.5}),
+    ("coap", {"rank": 30}),
+    *(("galore", {"side": side}) for side in ("reverse_std", "left", "right")),
+    ("galore", {"rank": 10_000}),
+    ("adamw", {"amsgrad": True}),
+]
+
+
+@pytest.mark.parametrize("name", ["odd", "conv"])
+@pytest.mark.parametrize(("method", "option"), OPTIONS, ids=str)
+def test_predicted_is_measured_with_every_option(method: str, option: dict, name: str) -> None:
+    model, arguments = MODELS[name](), ARGUMENTS[method] | option
+    optimizer = memopt.create(method, model, **arguments)
+    train(model, optimizer, 2)
+    predicted, measured = predict(model, method, **arguments), measure(model, optimizer)
+    assert predicted.tensors == measured.tensors
+    assert predicted.groups == measured.groups
 
 
 @pytest.mark.parametrize("method", ARGUMENTS)
