@@ -72,11 +72,13 @@ def test_commands_replaced_here_stand_in_readme() -> None:
     assert set(INSTEAD) <= set(COMMANDS)
 
 
+@pytest.mark.slow  # some minutes, suite ci among them; .ci/run asks for it
 def test_commands_run_in_the_order_of_reading(clone: Path) -> None:
-    """Every command of README, except that `INSTEAD` names, as written, in one fresh clone."""
+    """Every command of README but those in `INSTEAD`, as written, in one fresh clone."""
     for line in COMMANDS:
         for command in INSTEAD.get(line, [line]):
             shell(command, clone)
+    assert "Nothing to be done" in shell("snakemake --config suite=ci --dry-run", clone)
 
 
 def test_ci_takes_its_test_command_from_readme() -> None:
