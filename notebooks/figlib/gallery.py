@@ -23,6 +23,7 @@ EXPECTED = {
     "table": ("table.csv", "table.md", "table.tex"),
 }
 COMMON = ("data.csv", "caption.md", "provenance.json")
+LONGEST_TABLE = 20  # rows that the page shows unasked
 SUITE_ORDER = ("paper", "cpu", "smoke", "ci")
 
 
@@ -79,7 +80,7 @@ def section(folder: Path, bundle: dict[str, Any], citation: dict[str, Any]) -> l
     if bundle["kind"] == "figure":
         shown = f"[![{title(bundle)}]({name}/figure.png)]({name}/figure.pdf)"
     else:
-        shown = (folder / name / "table.md").read_text(encoding="utf-8").strip()
+        shown = folded((folder / name / "table.md").read_text(encoding="utf-8").strip())
     files = (*EXPECTED[bundle["kind"]], *COMMON)
     commits = sorted({run["commit"][:10] for run in bundle["runs"] if run["commit"]})
     code = f", commit {', '.join(commits)}" if commits else ""
@@ -100,6 +101,14 @@ def section(folder: Path, bundle: dict[str, Any], citation: dict[str, Any]) -> l
         "",
         f"Cite as: {cite}." if not bundle["smoke"] else "A smoke run: nothing to cite.",
     ]
+
+
+def folded(table: str) -> str:
+    """A long table folded away behind its number of rows."""
+    rows = table.count("\n") - 1
+    if rows <= LONGEST_TABLE:
+        return table
+    return f"<details><summary>Table of {rows} rows</summary>\n\n{table}\n\n</details>"
 
 
 def title(bundle: dict[str, Any]) -> str:

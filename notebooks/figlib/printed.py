@@ -106,7 +106,7 @@ def computed(memory: pd.DataFrame) -> pd.DataFrame:
     rows = memory[memory.agreement.isin(COMPUTED)].copy()
     stats.require(rows, "printed figures (memory.parquet)", ["printed", "ours", "reason"])
     per_unit = (rows.bytes / rows.ours).where(rows.ours != 0, 0.0)
-    return rows.assign(printed_bytes=rows.printed * per_unit.astype(float))
+    return rows.assign(printed_bytes=(rows.printed * per_unit.astype(float)).round())
 
 
 def comparison(memory: pd.DataFrame) -> pd.DataFrame:
@@ -115,6 +115,7 @@ def comparison(memory: pd.DataFrame) -> pd.DataFrame:
     rows["source"] = [source_name(row) for row in rows.itertuples()]
     rows["model"] = rows.model.map(pretty)
     rows["label"] = [style.look(m).label for m in rows.method]
+    rows["storage"] = rows.storage.replace({"weight's dtype": "as weights"})
     rows["counted"] = rows.part.str.replace("+", " + ", regex=False)
     rows["setting"] = [settings(a) for a in rows.arguments]
     keep = ["source", "where", "model", "method", "label", "setting", "storage", "counted", "unit"]

@@ -66,7 +66,7 @@ def state_bytes(runs: pd.DataFrame) -> pd.DataFrame:
         predicted=("state_bytes_predicted", "max"),
         runs=("run_id", "size"),
     )
-    return stats.in_order(table.reset_index())
+    return stats.in_order(table.reset_index()).sort_values("parameters", kind="stable")
 
 
 def _facts(runs: pd.DataFrame, averaged: list[str]) -> pd.DataFrame:
