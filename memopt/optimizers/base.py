@@ -250,7 +250,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
             (param, group)
             for group in self.param_groups
             for param in group["params"]
-            if param.grad is not None
+            if param.grad is not None and param.numel()  # shards can be empty
         ]
         for param, _ in work:
             self._refuse_sparse(param, param.grad)  # before any weight changes

@@ -13,6 +13,7 @@ from torch import Tensor
 CORRELATION_UPDATES = ("official", "normalised", "off")
 LEARNING_RATE = 0.1  # of the one gradient step on P, official code
 MAX_NORM = 1.0  # its clipping, official code
+COSINE_EPS = 1e-8
 TINY = 1e-30
 
 
@@ -58,13 +59,14 @@ def objective_gradient(grad: Tensor, basis: Tensor, exp_avg: Tensor, *, transpos
 def mean_cosine(estimate: Tensor, grad: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Mean cosine similarity C along a dimension, and ``dC/d estimate``.
 
-    ``dC/dMh_i = (G_i / (|Mh_i||G_i|) - c_i Mh_i / |Mh_i|^2) / (number of cosines)``.
+    With unit vectors ``g_i`` and ``m_i`` of G_i and Mh_i: ``dC/dMh_i = (g_i - c_i m_i) / |Mh_i|``,
+    over the number of cosines. Norms are at least 1e-8, as in ``torch.cosine_similarity``.
     """
-    grad_norm = grad.norm(dim=dim, keepdim=True).clamp_min(TINY)
-    norm = estimate.norm(dim=dim, keepdim=True).clamp_min(TINY)
-    cosine = (estimate * grad).sum(dim, keepdim=True) / (norm * grad_norm)
-    slope = grad / (norm * grad_norm) - cosine * estimate / norm.square()
-    return cosine.mean(), slope / cosine.numel()
+    grad = grad / grad.norm(dim=dim, keepdim=True).clamp_min(COSINE_EPS)
+    norm = estimate.norm(dim=dim, keepdim=True).clamp_min(COSINE_EPS)
+    estimate = estimate / norm
+    cosine = (estimate * grad).sum(dim, keepdim=True)
+    return cosine.mean(), (grad - cosine * estimate) / (norm * cosine.numel())
 
 
 def correlation_step(
