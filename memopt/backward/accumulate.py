@@ -55,7 +55,7 @@ class AccumulateInBackward(Handle):
         super().__init__(optimizer, micro_batches)
 
     def _gradient(self, param: Tensor) -> None:
-        if self.micro_batches is not None and self._fired[param] > self.micro_batches:
+        if self.micro_batches is not None and self.fired[param] > self.micro_batches:
             raise self._repeated(param, f"micro_batches={self.micro_batches}")
         self._take(param)
 
@@ -69,33 +69,33 @@ class AccumulateInBackward(Handle):
 
     def fold(self, param: Tensor, grad: Tensor) -> None:
         """Adds one micro-gradient to the state of a parameter."""
-        optimizer, group = self.optimizer, self._group(param)
+        optimizer, group = self.optimizer, self.group_of(param)
         state = optimizer.state_of(param, group)
         first = param not in self.open
         if first:
             self.open.add(param)
             state["step"] += 1
             if self.exchange is not None:
-                self.exchange.opened(param, state)
+                self.exchange.opened(self, param)
         grad = optimizer.prepared(grad, param, group)
         optimizer.accumulate(grad, state, group, first=first)
 
     def _close(self) -> None:
-        for param in self._params():
+        for param in self.params():
             if param.grad is not None:
-                if param in self._fired:
+                if param in self.fired:
                     raise self._written(param)
                 self._take(param)  # set by hand
         self._refuse_partial_gradients()
         if self.exchange is not None:
-            self.exchange.before_finish(self)
+            self.exchange.closing(self)
         optimizer = self.optimizer
-        for param in self._params():
+        for param in self.params():
             if param in self.open:
-                group, state = self._group(param), optimizer.state[param]
+                group, state = self.group_of(param), optimizer.state[param]
                 optimizer.apply(param, optimizer.finish(state, group, param), state, group)
         if self.exchange is not None:
-            self.exchange.after_finish(self)
+            self.exchange.closed(self)
         self._reset()
 
     def _refuse_partial_gradients(self) -> None:
@@ -106,7 +106,7 @@ class AccumulateInBackward(Handle):
                 "every gradient came from reentrant checkpointing, so backward passes cannot be "
                 "counted: pass micro_batches, or checkpoint with use_reentrant=False."
             )
-        for param, count in self._fired.items():
+        for param, count in self.fired.items():
             if count > max(passes, 1):
                 raise self._repeated(param, f"there were {passes} backward passes")
 

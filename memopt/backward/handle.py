@@ -18,19 +18,19 @@ _OWNERS: Any = WeakTensorKeyDictionary()
 
 
 class Exchange(Protocol):
-    """What other processes have to do with a gradient (see `memopt.distributed`)."""
+    """What several processes do with gradients and states (see `memopt.distributed`)."""
 
-    def gradient(self, param: Tensor, grad: Tensor) -> bool:
+    def gradient(self, handle: Any, param: Tensor, grad: Tensor) -> bool:
         """Combines ``grad`` over processes, in place; False where another process takes it."""
 
-    def opened(self, param: Tensor, state: dict[str, Any]) -> None:
-        """Before the first micro-gradient of a mini-batch enters the state."""
+    def opened(self, handle: Any, param: Tensor) -> None:
+        """Before the first micro-gradient of a mini-batch enters the parameter's state."""
 
-    def before_finish(self, handle: Any) -> None:
-        """After the last micro-gradient, before weights change."""
+    def closing(self, handle: Any) -> None:
+        """After the last gradient of a mini-batch, before ``step()`` changes weights."""
 
-    def after_finish(self, handle: Any) -> None:
-        """After weights have changed."""
+    def closed(self, handle: Any) -> None:
+        """After ``step()`` has changed the weights of parameters that accumulate."""
 
 
 class Handle:
@@ -56,11 +56,11 @@ class Handle:
         self.micro_batches = micro_batches
         self.exchange: Exchange | None = None
         self._optimizer = weakref.ref(optimizer)
-        self._index: dict[Tensor, int] = {}  # parameter -> its group; load_state_dict swaps groups
+        self._index: dict[Tensor, int] = {}  # parameter -> number of its group
         self._hooks: list[Any] = []
         self._watched = False
         self._other_scalers = guards.scalers_in_use()
-        self._squares: dict[torch.device, Tensor] = {}
+        self.squares: dict[torch.device, Tensor] = {}
         self._reset()
         self.attach()
         optimizer.timing = self  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ class Handle:
             optimizer.register_load_state_dict_post_hook(lambda _: self._reset()),
         ]
         # a dropped optimizer leaves no hooks behind
-        weakref.finalize(self, _remove_all, self._hooks)
+        weakref.finalize(self, _remove_all, self._hooks).atexit = False
 
     # ---- for the user ----------------------------------------------------------------------
 
@@ -109,6 +109,15 @@ class Handle:
                     self._index[param] = index
                     self._hooks.append(self._hook(param))
 
+    def params(self) -> Iterator[Tensor]:
+        """All parameters, in the order of the groups."""
+        yield from self._index
+
+    def group_of(self, param: Tensor) -> dict[str, Any]:
+        """The group that holds a parameter (loading a state dict replaces groups)."""
+        group: dict[str, Any] = self.optimizer.param_groups[self._index[param]]
+        return group
+
     def discard(self) -> None:
         """Forgets the open mini-batch, as ``zero_grad()`` asks.
 
@@ -135,20 +144,13 @@ class Handle:
 
     def _reset(self) -> None:
         self._fresh = True
-        self._fired: dict[Tensor, int] = {}
+        self.fired: dict[Tensor, int] = {}
         self._passes: set[int] = set()
         self._task = -1
         self._reentrant = False
 
-    def _group(self, param: Tensor) -> dict[str, Any]:
-        group: dict[str, Any] = self.optimizer.param_groups[self._index[param]]
-        return group
-
-    def _params(self) -> Iterator[Tensor]:
-        yield from self._index
-
     def _name(self, param: Tensor) -> str:
-        group = self._group(param)
+        group = self.group_of(param)
         position = next(i for i, other in enumerate(group["params"]) if other is param)
         names = group.get("param_names")
         return names[position] if names else f"group{self._index[param]}.param{position}"
@@ -156,13 +158,13 @@ class Handle:
     def _exchanged(self, param: Tensor) -> bool:
         """Combines ``param.grad`` over processes; False where another process takes it."""
         assert param.grad is not None
-        return self.exchange is None or self.exchange.gradient(param, param.grad)
+        return self.exchange is None or self.exchange.gradient(self, param, param.grad)
 
     def _finite(self, param: Tensor) -> bool:
         """Applies the optimizer's non-finite policy to one gradient."""
         check = getattr(self.optimizer, "check_finite", None)
         try:
-            return check is None or check([(param, self._group(param))])
+            return check is None or check([(param, self.group_of(param))])
         except NonFiniteGradientError:
             raise NonFiniteGradientError(
                 f"the gradient of {self._name(param)!r} is not finite. It was not used, but "
@@ -176,15 +178,13 @@ class Handle:
         precise = torch.float64 if param.grad.dtype is torch.float64 else torch.float32
         square = torch.linalg.vector_norm(param.grad, dtype=precise).square()
         device = param.grad.device
-        self._squares[device] = (
-            self._squares[device] + square if device in self._squares else square
-        )
+        self.squares[device] = self.squares[device] + square if device in self.squares else square
 
     def _norm(self) -> Tensor:
-        if not self._squares:
+        if not self.squares:
             return torch.zeros(())
-        first = next(iter(self._squares))
-        return torch.stack([s.to(first).double() for s in self._squares.values()]).sum().sqrt()
+        first = next(iter(self.squares))
+        return torch.stack([s.to(first).double() for s in self.squares.values()]).sum().sqrt()
 
     # ---- machinery -------------------------------------------------------------------------
 
@@ -214,10 +214,10 @@ class Handle:
 
     def _arrived(self, param: Tensor) -> None:
         if not self._watched:
-            guards.refuse_wrappers(self._params(), self._other_scalers)
+            guards.refuse_wrappers(self.params(), self._other_scalers)
             self._watched = True
         if self._fresh:
-            self._fresh, self._squares = False, {}  # kept until now for `last_grad_norm`
+            self._fresh, self.squares = False, {}  # kept until now for `last_grad_norm`
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
@@ -225,7 +225,7 @@ class Handle:
                 self._reentrant = True
             else:
                 self._passes.add(task)
-        self._fired[param] = self._fired.get(param, 0) + 1
+        self.fired[param] = self.fired.get(param, 0) + 1
         self._gradient(param)
 
     def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
@@ -246,9 +246,9 @@ class Handle:
         return args[:1], {**kwargs, "closure": closing}
 
     def _refuse_open(self, call: str) -> None:
-        if self._fired:
+        if self.fired:
             raise MiniBatchError(
-                f"{call} in the middle of a mini-batch: {len(self._fired)} parameters have "
+                f"{call} in the middle of a mini-batch: {len(self.fired)} parameters have "
                 "received gradients since the last optimizer.step(). Call step() first."
             )
 
@@ -261,7 +261,7 @@ class Handle:
             "passes in one as micro_batches."
         )
         return MiniBatchError(
-            f"{self._name(param)!r} received {self._fired[param]} gradients in one mini-batch, "
+            f"{self._name(param)!r} received {self.fired[param]} gradients in one mini-batch, "
             f"but {allowed}; weights and states since the last step() are not to be trusted. {why}"
         )
 

@@ -65,7 +65,7 @@ class UpdateInBackward(Handle):
             self._refuse_open("a second backward")
             self._run(self._drop, loss, retain_graph=True)
             factor = self._clip_factor()
-            self._fired.clear()
+            self.fired.clear()
             self._run(lambda param: self._update(param, factor), loss)
         return loss.detach()
 
@@ -79,12 +79,12 @@ class UpdateInBackward(Handle):
             self._arrive = before
 
     def _gradient(self, param: Tensor) -> None:
-        if self._fired[param] > self.micro_batches:
+        if self.fired[param] > self.micro_batches:
             raise self._repeated(param, f"micro_batches={self.micro_batches}")
         self._arrive(param)
 
     def _count(self, param: Tensor) -> None:
-        if self._fired[param] == self.micro_batches:
+        if self.fired[param] == self.micro_batches:
             if self._exchanged(param):
                 self._measure(param)
             self._update(param)
@@ -113,7 +113,7 @@ class UpdateInBackward(Handle):
             self._exchanged(param)
             _scale(param, factor)
         if self._finite(param):
-            self.optimizer.step_parameter(param, grad, self._group(param))
+            self.optimizer.step_parameter(param, grad, self.group_of(param))
         param.grad = None
         self._updated.add(param)
 
@@ -121,12 +121,14 @@ class UpdateInBackward(Handle):
 
     def _close(self) -> None:
         """Readies what is left for the optimizer's own loop: unfinished or incomplete gradients."""
-        left = [param for param in self._params() if param.grad is not None]
+        left = [param for param in self.params() if param.grad is not None]
         for param in left:
             if param in self._updated:
                 raise self._written(param)
             self._exchanged(param)
             self._measure(param)
+        if self.exchange is not None:
+            self.exchange.closing(self)
         if self.max_norm is not None and left:
             factor = self._clip_factor()
             for param in left:
