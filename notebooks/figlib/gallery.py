@@ -28,7 +28,7 @@ SUITE_ORDER = ("paper", "cpu", "smoke", "ci")
 
 
 def read_bundles(folder: Path) -> list[dict[str, Any]]:
-    """The provenance of every bundle in ``folder``, results before smoke runs.
+    """The provenance of every bundle in ``folder``: results before smoke runs, figures first.
 
     Raises:
         FigureError: a bundle lacks a file; the message names it.
@@ -43,8 +43,9 @@ def read_bundles(folder: Path) -> list[dict[str, Any]]:
             if not (path / name).is_file():
                 raise FigureError(f"{path}: {name} is missing; draw the bundle again")
         bundles.append(bundle | {"caption": (path / "caption.md").read_text(encoding="utf-8")})
-    known = {suite: rank for rank, suite in enumerate(SUITE_ORDER)}
-    return sorted(bundles, key=lambda b: (known.get(b["suite"], -1), b["suite"], b["id"]))
+    rank = {suite: place for place, suite in enumerate(SUITE_ORDER)}
+    keys = ("suite", "kind", "id")
+    return sorted(bundles, key=lambda b: (rank.get(b["suite"], -1), *(b[key] for key in keys)))
 
 
 def page(folder: Path) -> str:
