@@ -43,8 +43,8 @@ def param_groups(model: nn.Module, targets: Targets = "auto") -> ParameterGroups
             ``nn.ModuleList``; all such layers if the model has no list), without the output head
             and weights tied to an embedding: attention and MLP of a transformer, as GaLore, GWT and
             COAP choose. ``"all-linear"``: those layers wherever they stand, without the output
-            head. A list of strings: layers whose module name contains one of them. Or a function
-            of name and parameter.
+            head. A list of strings: parameters of two or more dimensions, in any kind of layer but
+            embeddings, whose module name contains one of them. Or a function of name and parameter.
 
     Returns:
         Two groups for any memopt optimizer, ``treated`` True and False, with named parameters; an
@@ -94,14 +94,14 @@ def _chooser(model: nn.Module, targets: Targets) -> Callable[[str, nn.Parameter]
             return False, "embedding (or tied to one)"
         if param.ndim < 2:
             return False, f"{param.ndim}-D"
-        if name not in matrices:
-            return False, "not the weight of a linear or convolution layer"
-        if head is not None and param is getattr(head, "weight", None):
-            return False, "output head"
         if parts is not None:
             module_name = name.removesuffix(".weight")
             found = next((part for part in parts if part in module_name), None)
             return found is not None, f"matches {found!r}" if found else "matches no target"
+        if name not in matrices:
+            return False, "not the weight of a linear or convolution layer"
+        if head is not None and param is getattr(head, "weight", None):
+            return False, "output head"
         if in_blocks_only and not name.startswith(tuple(blocks)):
             return False, "outside the repeated blocks"
         return (
