@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from memopt.errors import unknown
+
 Targets = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 MATRIX_MODULES = (nn.Linear, nn.modules.conv._ConvNd)
 
@@ -51,7 +53,7 @@ def param_groups(model: nn.Module, targets: Targets = "auto") -> ParameterGroups
         empty one is left out.
 
     Raises:
-        ValueError: unknown ``targets`` word, or nothing matches.
+        ValueError: unknown ``targets`` word, a string that is part of no name, or nothing matches.
     """
     reasons: dict[str, str] = {}
     treated: list[tuple[str, nn.Parameter]] = []
@@ -71,6 +73,14 @@ def param_groups(model: nn.Module, targets: Targets = "auto") -> ParameterGroups
     return ParameterGroups(groups, reasons)
 
 
+def _refuse_misspelt(parts: Iterable[str], model: nn.Module) -> None:
+    names = [name.removesuffix(".weight") for name, _ in model.named_parameters()]
+    for part in parts:
+        if not any(part in name for name in names):
+            words = {word for name in names for word in name.split(".") if not word.isdigit()}
+            raise unknown("target", part, words)
+
+
 def _chooser(model: nn.Module, targets: Targets) -> Callable[[str, nn.Parameter], tuple[bool, str]]:
     if callable(targets):
         return lambda name, param: (bool(targets(name, param)), "chosen by the targets function")
@@ -79,6 +89,7 @@ def _chooser(model: nn.Module, targets: Targets) -> Callable[[str, nn.Parameter]
             f"targets={targets!r}: expected 'auto', 'all-linear', a list or a function"
         )
     parts = None if isinstance(targets, str) else tuple(targets)
+    _refuse_misspelt(parts or (), model)
     matrices = {
         f"{name}.weight" if name else "weight": module
         for name, module in model.named_modules()

@@ -138,8 +138,11 @@ def test_targets_reach_matrices_outside_linear_modules() -> None:
 
 
 def test_targets_that_match_nothing_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"targets=\['attnn'\] match no parameter of Llama"):
-        param_groups(llama(), ["attnn"])
+    # also beside others that do match: nobody would see that the MLP stays plain
+    with pytest.raises(ValueError, match="unknown target 'self_atn'. Did you mean 'self_attn'"):
+        param_groups(llama(), ["mlp", "self_atn"])
+    with pytest.raises(ValueError, match=r"targets=\['norm'\] match no parameter of Llama"):
+        param_groups(llama(), ["norm"])
 
 
 def test_convolutions() -> None:
