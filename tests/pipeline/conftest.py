@@ -22,7 +22,8 @@ class Project:
 
     def command(self, *arguments: str) -> list[str]:
         """The call, with as many cores as the tests' arithmetic assumes."""
-        return [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
+        cores = [] if "--workflow-profile" in arguments else ["--cores", "2"]
+        return [sys.executable, "-m", "snakemake", *cores, *arguments]
 
     def snakemake(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Calls Snakemake; stdout and stderr come back together as ``stdout``."""

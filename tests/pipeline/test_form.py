@@ -37,17 +37,7 @@ def test_profiles_agree_where_they_should(repo: Path) -> None:
 
 def test_slurm_profile_plans_without_slurm(fresh: Project) -> None:
     fresh.edit("suite.json", '"level": 2', '"threads": 64, "gpus": 4, "level": 2')
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "snakemake", "--dry-run"),
-            *("--workflow-profile", "workflow/profiles/slurm"),
-        ],
-        cwd=fresh.root,
-        capture_output=True,
-        text=True,
-    )
-    printed = done.stdout + done.stderr
-    assert done.returncode == 0, printed
+    printed = fresh.run("--dry-run", "--workflow-profile", "workflow/profiles/slurm")
     assert "gpu=4" in printed and "mem_mb=10," in printed and "runtime=1" in printed
 
 

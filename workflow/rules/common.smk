@@ -132,11 +132,6 @@ def notebook_outputs():
     }
 
 
-def visible_gpus():
-    """Number of GPUs that jobs of this machine may lease."""
-    return len(json.loads(command("experiments.lease", "--list")))
-
-
 def preflight():
     """Refuses to start what cannot be finished here: disk, and on this machine the rest."""
     waiting = [RUNS[run] for run in COLLECTED if not summary(run).exists()]
@@ -162,11 +157,12 @@ def check_machine(waiting):
     Snakemake would give a run the cores that there are; the run would then end with other
     bits than its specification promises.
     """
+    devices = json.loads(command("experiments.lease", "--list"))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     at_hand = {
         "threads": (workflow.cores, "cores (see --cores)"),
         "mem_mb": (memory, "MB of memory"),
-        "gpus": (visible_gpus(), "GPUs (see nvidia-smi and CUDA_VISIBLE_DEVICES)"),
+        "gpus": (len(devices), "GPUs (see nvidia-smi and CUDA_VISIBLE_DEVICES)"),
     }
     for need, (there, what) in at_hand.items():
         largest = max(waiting, key=lambda run: run[need])
@@ -189,7 +185,3 @@ RUNS = {run["run_id"]: run for run in PLAN["runs"]}
 # be run piece by piece.
 COLLECTED = [run for run in RUNS if run in PLAN["selected"] or summary(run).exists()]
 NOTEBOOKS = notebook_outputs()
-
-# GPU jobs wait here, in the queue, rather than at the lease with their cores idle.
-if workflow.local_exec and "gpu" not in workflow.global_resources:
-    workflow.register_resource("gpu", visible_gpus())

@@ -12,7 +12,7 @@ rule prepare_data:
         f"{RESULTS}/benchmarks/data/{{data}}.tsv"
     conda:
         "../../environment.yml"
-    threads: max(1, workflow.cores // 2) if workflow.local_exec else 4
+    threads: 4
     resources:
         mem_mb=4000,
         runtime=240,
