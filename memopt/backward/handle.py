@@ -175,6 +175,8 @@ class Handle:
     def _measure(self, param: Tensor) -> None:
         """Adds the gradient's squared norm on its device, without synchronisation."""
         assert param.grad is not None
+        if param.grad.is_sparse:
+            return  # the optimizer refuses it, in better words
         precise = torch.float64 if param.grad.dtype is torch.float64 else torch.float32
         square = torch.linalg.vector_norm(param.grad, dtype=precise).square()
         device = param.grad.device

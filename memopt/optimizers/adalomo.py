@@ -64,8 +64,9 @@ class AdaLomo(InBackward):
         """Checks eps, threshold and decay rate beside the common arguments."""
         super().validate(group)
         positive(group, "clip_threshold")
-        if not (len(group["eps"]) == 2 and all(eps > 0 for eps in group["eps"])):
-            raise ValueError(f"eps must be two numbers above zero, got {group['eps']!r}")
+        eps = group["eps"]
+        if not (isinstance(eps, tuple | list) and len(eps) == 2 and min(eps) > 0):
+            raise ValueError(f"eps must be two numbers above zero, got {eps!r}")
         if not group["decay_rate"] < 0:
             raise ValueError(f"decay_rate must be below zero, got {group['decay_rate']!r}")
 

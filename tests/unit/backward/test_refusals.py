@@ -206,3 +206,12 @@ def test_nan_gradient_skipped(name) -> None:
 def test_accumulation_needs_a_rule_that_allows_it() -> None:
     with pytest.raises(memopt.UnsupportedCombination, match=r"AdamW .* Use memopt\.AdamA"):
         memopt.accumulate_in_backward(memopt.AdamW(toys.net().parameters()))
+
+
+@TIMED
+def test_sparse_gradient_is_refused(name) -> None:
+    embedding = nn.Embedding(5, 3, sparse=True)
+    optimizer = memopt.create(name, embedding, targets=lambda *_: True, lr=0.1)
+    with pytest.raises(memopt.UnsupportedCombination, match="'weight' has a sparse gradient"):
+        embedding(torch.tensor([1])).sum().backward()
+    assert optimizer.timing is not None
