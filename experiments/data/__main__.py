@@ -1,9 +1,10 @@
-"""``python -m experiments.data``: prepare data, or list the sources."""
+"""Prepares data, lists the sources, compares two corpora."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,9 +28,15 @@ def main() -> None:
     making.add_argument("out", type=Path, metavar="OUT_DIR")
     making.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     commands.add_parser("list", help="show the data sources")
+    comparing = commands.add_parser("distance", help="compare a corpus with another, such as C4")
+    comparing.add_argument("spec", type=Path, metavar="DATA.yaml")
+    comparing.add_argument("reference", type=Path, metavar="REFERENCE.yaml")
+    comparing.add_argument("tokenizer", type=Path, metavar="TOKENIZER_DIR")
     arguments = parser.parse_args()
     if arguments.command == "list":
         show_sources()
+    elif arguments.command == "distance":
+        show_distance(arguments.spec, arguments.reference, arguments.tokenizer)
     else:
         prepare_shown(arguments.spec, arguments.out, arguments.workers)
 
@@ -49,6 +56,12 @@ def prepare_shown(spec_file: Path, out_dir: Path, workers: int) -> None:
         for name, part in manifest["splits"].items()
     )
     print(f"{out_dir}: {manifest['data_id']} ({sizes})")
+    if manifest["source"].get("as_recorded") is False:
+        print(
+            "note: this corpus is not the one whose fingerprint data/sources.yaml records; "
+            "other package versions carry other text",
+            file=sys.stderr,
+        )
 
 
 @contextmanager
@@ -73,6 +86,17 @@ def progress_bar() -> Iterator[Progress]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield show
+
+
+def show_distance(spec: Path, reference: Path, tokenizer: Path) -> None:
+    """Prints how far a corpus is from a reference."""
+    from experiments.data.distance import distance
+
+    found = distance(load(DataSpec, spec), load(DataSpec, reference), tokenizer)
+    print(
+        f"{found['kl']:.2f} nats per token from the reference; the corpus has "
+        f"{found['megabytes']:.1f} MB, {found['tokens']:,.0f} tokens"
+    )
 
 
 def show_sources() -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.data.packages import Progress, Row, text_hash
 from experiments.data.readers import Corpus
 from experiments.data.sources import AnySource, PackageSource
-from experiments.data.splits import seeded_hash, split
+from experiments.data.splits import hold_out, in_seeded_order, refuse_fraction
 from experiments.data.tokens import read_manifest
 from experiments.errors import UserError
 from experiments.files import canonical_json
@@ -21,12 +22,11 @@ from experiments.spec import DataSpec
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-Row = dict[str, Any]
-
-# What would give a paragraph's library away by name.
-_NAMES = re.compile(
-    r"\b(?:np|pd|sp|sklearn|scikit-learn|numpy|pandas|scipy)\b[\w.]*", flags=re.IGNORECASE
+# What would give a paragraph's library away by name, with what hangs on it ("np.linalg.norm").
+_LIBRARY_NAME = re.compile(
+    r"\b(?:np|pd|sp|sklearn|scikit-learn|numpy|pandas|scipy|sympy|torch|pytorch)\b[\w.]*", re.I
 )
+REPLACEMENT = "it"
 
 
 def write(
@@ -34,27 +34,28 @@ def write(
     spec: DataSpec,
     source: AnySource,
     corpus: Corpus,
-    progress: Callable[[str, int, int | None], None],
+    progress: Progress,
 ) -> dict[str, Any]:
     """Writes one Parquet file a split; returns their part of the manifest."""
-    from datasets import Dataset
+    import pyarrow as pa
+    from pyarrow import parquet
 
     progress("labelling rows", 0, None)
     if isinstance(source, PackageSource):
-        held_out, train = _origin_rows(list(corpus.splits["train"]), spec, source)
+        held_out, train = _origin_rows(corpus, spec, source)
     else:
         held_out, train = _labelled_rows(corpus, spec, source)
     splits = {}
-    for name, rows in (("train", train), ("validation", held_out)):
-        Dataset.from_list(rows).to_parquet(folder / f"{name}.parquet")
-        digest = hashlib.sha256()
-        for row in rows:
-            digest.update(canonical_json(row).encode() + b"\0")
-        splits[name] = {"rows": len(rows), "text_sha256": digest.hexdigest()}
+    for name, part in (("train", train), ("validation", held_out)):
+        if not part:
+            raise UserError(f"source {spec.source!r}: the {name} part has no rows")
+        parquet.write_table(pa.Table.from_pylist(part), folder / f"{name}.parquet")
+        splits[name] = {"rows": len(part), "text_sha256": text_hash(map(canonical_json, part))}
     content = {"labels": source.labels, "fields": list(train[0]), "splits": splits}
     if source.labels:
-        most = Counter(row["label"] for row in held_out).most_common(1)[0][1]
-        content["majority_accuracy"] = most / len(held_out)
+        commonest = Counter(row["label"] for row in train).most_common(1)[0][0]
+        hits = sum(row["label"] == commonest for row in held_out)
+        content["majority_accuracy"] = hits / len(held_out)
     return content
 
 
@@ -67,6 +68,7 @@ def load_classification(data_dir: str | Path) -> tuple[DatasetDict, list[str] | 
         for a regression); the manifest.
     """
     from datasets import Dataset, DatasetDict
+    from pyarrow import parquet
 
     folder = Path(data_dir)
     manifest = read_manifest(folder, "classification")
@@ -75,32 +77,36 @@ def load_classification(data_dir: str | Path) -> tuple[DatasetDict, list[str] | 
         file = folder / f"{name}.parquet"
         if not file.is_file():
             raise UserError(f"{file} is missing: delete {folder} and prepare it again")
-        splits[name] = Dataset.from_parquet(str(file), keep_in_memory=True)
+        splits[name] = Dataset.from_dict(parquet.read_table(file).to_pydict())
     return DatasetDict(splits), manifest["labels"], manifest
 
 
 def _labelled_rows(
     corpus: Corpus, spec: DataSpec, source: AnySource
 ) -> tuple[list[Row], list[Row]]:
-    """Rows of a source that has labels of its own."""
+    """Held-out and training rows of a source that has labels of its own.
 
-    def rows_of(name: str) -> list[Row]:
-        return [
-            _row(row, number, name, spec, source)
-            for number, row in enumerate(corpus.splits[name], 1)
-        ]
+    An official split is taken as it is, in its order; otherwise rows are held out by the seed.
+    """
 
-    by_key = {name: {canonical_json(row): row for row in rows_of(name)} for name in corpus.splits}
-    held_out, train = split({name: list(rows) for name, rows in by_key.items()}, spec)
-    every = {key: row for rows in by_key.values() for key, row in rows.items()}
-    return [every[key] for key in held_out], [every[key] for key in train]
+    def rows_of(part: str, limit: int | None = None) -> list[Row]:
+        rows = islice(corpus.splits[part], limit)
+        return [_row(row, f"{part} row {n}", spec, source) for n, row in enumerate(rows, 1)]
+
+    if "validation" in corpus.splits:
+        refuse_fraction(spec)
+        return rows_of("validation", spec.validation_documents), rows_of(
+            "train", spec.max_documents
+        )
+    held_out, train = hold_out(map(canonical_json, rows_of("train")), spec)
+    return [json.loads(row) for row in held_out], [json.loads(row) for row in train]
 
 
-def _row(row: Row, number: int, part: str, spec: DataSpec, source: AnySource) -> Row:
+def _row(row: Row, number: str, spec: DataSpec, source: AnySource) -> Row:
     """One row under our names, its label checked."""
     made = {role: row[official] for role, official in source.fields.items()}
     label = made["label"]
-    where = f"source {spec.source!r}, {part} row {number}"
+    where = f"source {spec.source!r}, {number}"
     if source.labels is None:
         if not isinstance(label, int | float):
             raise UserError(f"{where}: the label {label!r} is no number")
@@ -116,30 +122,31 @@ def _row(row: Row, number: int, part: str, spec: DataSpec, source: AnySource) ->
 
 
 def _origin_rows(
-    documents: list[Row], spec: DataSpec, source: PackageSource
+    corpus: Corpus, spec: DataSpec, source: PackageSource
 ) -> tuple[list[Row], list[Row]]:
     """Paragraphs labelled by their library: split by module, then balanced.
 
-    Names of the libraries are taken out of the text, and each class of a part keeps as many
-    paragraphs as the smallest has, drawn by the seed.
+    Names of libraries are taken out of the text; what then stands in two places is left out. Each
+    class of a part keeps as many paragraphs as the smallest has, drawn by the seed.
     """
-    library = {document["text"]: document["distribution"] for document in documents}
-    held_out, train = split({"train": list(library)}, spec)
+    documents = list(corpus.splits["train"])
+    lines = {
+        row["module"]: _LIBRARY_NAME.sub(REPLACEMENT, row["text"]).split("\n") for row in documents
+    }
+    library = {row["module"]: row["distribution"] for row in documents}
+    times = Counter(line for module in lines.values() for line in module)
 
-    def balanced(texts: Iterable[str]) -> list[Row]:
-        by_class: dict[str, list[str]] = {name: [] for name in source.labels}
-        for text in texts:
-            by_class[library[text]] += [_NAMES.sub("it", line) for line in text.split("\n")]
+    def balanced(modules: Iterable[str]) -> list[Row]:
+        by_class: dict[str, list[str]] = {name: [] for name in source.labels or []}
+        for module in modules:
+            by_class[library[module]] += [line for line in lines[module] if times[line] == 1]
         smallest = min(map(len, by_class.values()))
-        if not smallest:
-            raise UserError(f"source {spec.source!r}: a class has no row; give more documents")
-        rows = [
-            {"text": text, "label": label}
-            for label, name in enumerate(source.labels)
-            for text in islice(
-                sorted(by_class[name], key=lambda text: seeded_hash(spec.seed, text)), smallest
-            )
-        ]
-        return sorted(rows, key=lambda row: seeded_hash(spec.seed, row["text"]))
+        label = {
+            line: number
+            for number, found in enumerate(by_class.values())
+            for line in in_seeded_order(found, spec.seed)[:smallest]
+        }
+        return [{"text": line, "label": label[line]} for line in in_seeded_order(label, spec.seed)]
 
+    held_out, train = hold_out(library, spec)
     return balanced(held_out), balanced(train)

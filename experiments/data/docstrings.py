@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.data.prose import is_prose, plain_text, same_words
 from experiments.errors import UserError
 
 # Tests are not written for readers. Version files, vendored and generated code differ between
@@ -24,26 +25,11 @@ from experiments.errors import UserError
 SKIPPED_FOLDERS = frozenset({"tests", "test", "testing", "_vendor", "_generated", "generated"})
 SKIPPED_FILES = frozenset({"version.py", "_version.py", "setup.py", "conftest.py", "__config__.py"})
 
-MIN_CHARACTERS = 60
-MIN_PLAIN_SHARE = 0.93  # letters, blanks and plain punctuation among all characters
-MIN_FUNCTION_WORDS = 0.2  # of all words
-
-FUNCTION_WORDS = frozenset(
-    ["a", "about", "after", "all", "also", "an", "and", "any", "are", "as", "at", "be", "because", "been", "before", "both", "but", "by", "can", "could", "do", "does", "each", "either", "for", "from", "given", "had", "has", "have", "how", "if", "in", "into", "is", "it", "its", "may", "more", "most", "must", "no", "not", "of", "on", "one", "only", "or", "other", "otherwise", "over", "same", "should", "so", "some", "such", "than", "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "to", "two", "under", "until", "used", "using", "was", "we", "were", "what", "when", "where", "whether", "which", "while", "will", "with", "within", "without", "would", "you", "your"]
-)
-PLAIN_MARKS = frozenset(" ,.;:'\"()-!?")
-
-_ROLE = re.compile(r":(?:[a-z]+:)?[a-z]+:`[~!]?(?:([^`<]+?)\s*<[^`>]+>|([^`]+))`")
-_LINK = re.compile(r"`([^`<]+?)\s*<[^`>]*>`__?|\[([^\]]+)\]\([^)]*\)")
-_CITATION = re.compile(r"\s*\[(?:[A-Za-z]*\d+|\^\w+)\]_?|https?://\S+")
-_MARKS = re.compile(r"`+_{0,2}|(?<!\w)\*{1,2}(?=\w)|(?<=[\w.,;:!?)])\*{1,2}(?!\w)")
-
 _BULLET = re.compile(r"(?:[-*+•]|\(?(?:\d{1,2}|[a-z])[.)]|\.\. \w+::)\s+")
 # "x (int, *optional*): text" and ":param x: text": the head of a description, which follows it.
 _HEAD = re.compile(r"[\w`*.]+\s*(?:\((?:[^()]|\([^()]*\))*\))?:(?:\s+|$)|:[a-z]+(?:\s[^:]*)?:\s+")
 # "x, y : int, optional": a line of its own; the description below stands deeper.
 _NUMPY_HEAD = re.compile(r"[\w*.]+(?:, [\w*.]+)* :(?:\s|$)")
-_ORDINARY_WORD = re.compile(r"[A-Za-z]?[a-z'’-]*")
 _NOT_PROSE = re.compile(r"^>>>|^```|\s\|\s|^[|+]|={3}|-{3}|\\[a-z]{2}|[{}]")
 
 
@@ -53,13 +39,6 @@ class Document(NamedTuple):
     distribution: str
     module: str
     paragraphs: list[str]
-
-
-def plain_text(text: str) -> str:
-    """Takes the mark-up of reStructuredText and Markdown out of a text and keeps its words."""
-    for pattern in (_ROLE, _LINK):
-        text = pattern.sub(lambda match: match[1] or match[2], text)
-    return " ".join(_MARKS.sub("", _CITATION.sub("", text)).split())
 
 
 def blocks(docstring: str) -> Iterator[str]:
@@ -90,16 +69,6 @@ def blocks(docstring: str) -> Iterator[str]:
     yield "\n".join(lines)
 
 
-def is_prose(text: str) -> bool:
-    """Whether a paragraph is English prose: long, ended, mostly letters, with function words."""
-    if len(text) < MIN_CHARACTERS or text[-1] not in ".!?" or not text[0].isupper():
-        return False
-    if sum(c.isalpha() or c in PLAIN_MARKS for c in text) < MIN_PLAIN_SHARE * len(text):
-        return False
-    words = [word.strip(",.;:()\"'!?").lower() for word in text.split()]
-    return sum(word in FUNCTION_WORDS for word in words) >= MIN_FUNCTION_WORDS * len(words)
-
-
 def paragraphs(docstring: str) -> list[str]:
     """The prose paragraphs of one docstring, as plain text on one line each."""
     found = (plain_text(block) for block in blocks(docstring) if not _NOT_PROSE.search(block))
@@ -122,9 +91,9 @@ def strings(node: ast.AST) -> Iterator[str]:
             if top and isinstance(child, ast.Assign | ast.Expr):
                 is_docstring = position == 0 and isinstance(child.value, ast.Constant)
                 for leaf in () if is_docstring else ast.walk(child):
-                    if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
-                        if "\n" in leaf.value:
-                            yield inspect.cleandoc(leaf.value)
+                    text = leaf.value if isinstance(leaf, ast.Constant) else None
+                    if isinstance(text, str) and "\n" in text:
+                        yield inspect.cleandoc(text)
             elif not isinstance(child, ast.Expr):
                 yield from strings(child)
 
@@ -169,16 +138,6 @@ def prose_of(path: Path) -> list[str]:
     return [text for string in strings(tree) for text in paragraphs(string)]
 
 
-def same_words(text: str) -> str:
-    """What two paragraphs share that differ only in identifiers, numbers, case or punctuation.
-
-    Packages describe many classes with one template ("The hidden size of the LlamaModel.").
-    Without this, such twins would stand on both sides of the split.
-    """
-    words = (word.strip(",.;:()\"'!?") for word in text.split())
-    return " ".join(w.lower() if _ORDINARY_WORD.fullmatch(w) else "#" for w in words)
-
-
 def read(
     distributions: Sequence[str],
     workers: int = 1,
@@ -186,8 +145,9 @@ def read(
 ) -> list[Document]:
     """The documents of some installed distributions, in order of distribution and path.
 
-    A paragraph whose :func:`same_words` occurred before, in any module, is left out; a module
-    without paragraphs is no document. The same files give the same documents everywhere.
+    A paragraph is left out when one with the same words (``prose.same_words``) stands before it,
+    in any module; a module without paragraphs is no document. The same files give the same
+    documents everywhere.
 
     Args:
         distributions: names as on PyPI; all must be installed.

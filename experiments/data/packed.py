@@ -8,13 +8,14 @@ of a split is kept in the file and left out when training.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.data.packages import Progress
 from experiments.data.tokenizer import end_of_document
 from experiments.errors import UserError
 
@@ -32,11 +33,14 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
 
 def encode(
     tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], vocab_size: int
-) -> Iterator[np.ndarray]:
-    """Token ids of each document with its end mark, in order.
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Tokenizes documents, some hundred at a time.
 
     Text that looks like a special token (``</s>``) is ordinary text here, so that only a
     document's end gives the end mark.
+
+    Yields:
+        The number of documents, and their ids one after another with an end mark behind each.
 
     Raises:
         UserError: an id does not fit the vocabulary.
@@ -48,18 +52,24 @@ def encode(
     backend.encode_special_tokens = True
     texts = iter(texts)
     while batch := list(islice(texts, BATCH)):
-        for encoding in backend.encode_batch_fast(batch, add_special_tokens=False):
-            ids = np.asarray([*encoding.ids, end], dtype=np.int64)
-            if ids.max() >= vocab_size:
-                raise UserError(
-                    f"the tokenizer gave the id {ids.max()}, but its vocabulary has only "
-                    f"{vocab_size} entries: tokenizer files do not belong together"
-                )
-            yield ids
+        encoded = backend.encode_batch_fast(batch, add_special_tokens=False)
+        ids = np.array([i for document in encoded for i in (*document.ids, end)], dtype=np.int64)
+        if ids.max() >= vocab_size:
+            raise UserError(
+                f"the tokenizer gave the id {ids.max()}, but its vocabulary has only {vocab_size} "
+                f"entries: its files do not belong together"
+            )
+        yield len(batch), ids
 
 
 class ShardWriter:
-    """Writes one split as numbered files, and counts what goes in."""
+    """Writes one split as numbered files, and counts what goes in.
+
+    Attributes:
+        counts: how often each id occurs, shape (vocabulary,).
+        documents: their number.
+        shards: name, tokens and digest of each file.
+    """
 
     def __init__(self, folder: Path, split: str, vocab_size: int, sequence_length: int) -> None:
         self.folder, self.split = folder, split
@@ -68,42 +78,28 @@ class ShardWriter:
         self.counts = np.zeros(vocab_size, dtype=np.int64)
         self.documents = 0
         self.shards: list[dict[str, Any]] = []
-        self._file: BinaryIO | None = None
-        self._digest = hashlib.sha256()
 
-    def add(self, ids: np.ndarray) -> None:
-        """Appends one document."""
-        self.documents += 1
+    def add(self, documents: int, ids: np.ndarray) -> None:
+        """Appends the ids of some documents."""
+        self.documents += documents
         self.counts += np.bincount(ids, minlength=len(self.counts))
         while len(ids):
-            if self._file is None:
-                self._start()
+            if not self.shards or self.shards[-1]["tokens"] == self.capacity:
+                name = f"{self.split}-{len(self.shards):05d}.bin"
+                self.shards.append({"file": name, "tokens": 0, "sha256": hashlib.sha256()})
             shard = self.shards[-1]
             part, ids = np.split(ids, [self.capacity - shard["tokens"]])
             content = part.astype(self.dtype).tobytes()
-            self._file.write(content)
-            self._digest.update(content)
+            with (self.folder / shard["file"]).open("ab") as file:
+                file.write(content)
+            shard["sha256"].update(content)
             shard["tokens"] += len(part)
-            if shard["tokens"] == self.capacity:
-                self._finish()
 
-    def close(self) -> dict[str, Any]:
-        """Ends the last file; returns the split's part of the manifest."""
-        if self._file is not None:
-            self._finish()
-        tokens = sum(shard["tokens"] for shard in self.shards)
-        return {"documents": self.documents, "tokens": tokens, "shards": self.shards}
-
-    def _start(self) -> None:
-        name = f"{self.split}-{len(self.shards):05d}.bin"
-        self._file = (self.folder / name).open("wb")
-        self._digest = hashlib.sha256()
-        self.shards.append({"file": name, "tokens": 0})
-
-    def _finish(self) -> None:
-        self._file.close()
-        self._file = None
-        self.shards[-1]["sha256"] = self._digest.hexdigest()
+    def summary(self) -> dict[str, Any]:
+        """The split's part of the manifest."""
+        shards = [{**shard, "sha256": shard["sha256"].hexdigest()} for shard in self.shards]
+        tokens = sum(shard["tokens"] for shard in shards)
+        return {"documents": self.documents, "tokens": tokens, "shards": shards}
 
 
 def write_split(
@@ -112,26 +108,25 @@ def write_split(
     texts: Iterable[str],
     tokenizer: PreTrainedTokenizerFast,
     sequence_length: int,
-    progress: Callable[[str, int, int | None], None],
+    progress: Progress,
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Tokenizes and writes one split.
 
     Returns:
         Its part of the manifest, and how often each id occurs, shape (vocabulary,).
     """
-    vocab_size = len(tokenizer)
-    writer = ShardWriter(folder, split, vocab_size, sequence_length)
+    writer = ShardWriter(folder, split, len(tokenizer), sequence_length)
     digest = hashlib.sha256()
 
-    def seen(texts: Iterable[str]) -> Iterator[str]:
+    def hashed() -> Iterator[str]:
         for text in texts:
             digest.update(text.encode() + b"\0")
             yield text
 
-    for ids in encode(tokenizer, seen(texts), vocab_size):
-        writer.add(ids)
+    for documents, ids in encode(tokenizer, hashed(), len(tokenizer)):
+        writer.add(documents, ids)
         progress(f"writing {split} tokens", writer.documents, None)
-    summary = writer.close()
+    summary = writer.summary()
     summary["rows"] = summary["tokens"] // sequence_length
     summary["text_sha256"] = digest.hexdigest()
     return summary, writer.counts

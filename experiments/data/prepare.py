@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,15 @@ import numpy as np
 from filelock import FileLock
 
 from experiments.data import classification, packed
+from experiments.data.packages import Progress, Row
 from experiments.data.readers import Corpus, open_source
 from experiments.data.sources import AnySource, source_of
-from experiments.data.splits import split
+from experiments.data.splits import split_documents
 from experiments.data.tokenizer import end_of_document, make_tokenizer, tokenizer_hash
 from experiments.data.tokens import MANIFEST, Rows
 from experiments.errors import UserError
 from experiments.files import content_hash
 from experiments.spec import DataSpec, to_plain
-
-Progress = Callable[[str, int, int | None], None]  # what, done, of how many (None: unknown)
 
 
 def prepare(
@@ -126,6 +125,7 @@ def _fill(
             "title": source.title,
             "licence": source.licence,
             "corpus_fingerprint": corpus.fingerprint,
+            "as_recorded": corpus.fingerprint == source.fingerprint if source.fingerprint else None,
             # of the text that went into the splits
             "fingerprint": content_hash(
                 {name: part["text_sha256"] for name, part in content["splits"].items()}
@@ -141,9 +141,12 @@ def _tokens(
     folder: Path, spec: DataSpec, source: AnySource, corpus: Corpus, progress: Progress
 ) -> dict[str, Any]:
     """Writes tokenizer and shards; returns their part of the manifest."""
+    assert spec.tokenizer and spec.sequence_length  # DataSpec and _fill saw to it
+    length = spec.sequence_length
     column = source.fields["text"]
-    parts = {name: Texts(rows, column) for name, rows in corpus.splits.items()}
-    held_out, train = split(parts, spec)
+    held_out, train = split_documents(
+        {name: Texts(rows, column) for name, rows in corpus.splits.items()}, spec
+    )
     progress("training the tokenizer", 0, None)
     tokenizer = make_tokenizer(spec.tokenizer, train)
     tokenizer.save_pretrained(folder / "tokenizer")
@@ -151,20 +154,22 @@ def _tokens(
     splits, counts = {}, {}
     for name, texts in (("train", train), ("validation", held_out)):
         splits[name], counts[name] = packed.write_split(
-            folder, name, texts, tokenizer, spec.sequence_length, progress
+            folder, name, texts, tokenizer, length, progress
         )
         if not splits[name]["rows"]:
             raise UserError(
                 f"source {spec.source!r}: the {name} part has {splits[name]['tokens']} tokens, "
-                f"less than one row of {spec.sequence_length}; give more documents to it"
+                f"less than one row of {length}; give more documents to it"
             )
     vocab_size, dtype = len(tokenizer), packed.dtype_for(len(tokenizer)).str
-    rows = Rows(folder, splits["validation"], spec.sequence_length, dtype)
-    # The first token of a row is given, not predicted.
-    targets = sum(np.bincount(row["input_ids"][1:], minlength=vocab_size) for row in rows)
+    validation = Rows(folder, splits["validation"], length, dtype)
+    targets = np.zeros(vocab_size, dtype=np.int64)
+    for row in range(len(validation)):
+        # The first token of a row is given, not predicted.
+        targets += np.bincount(validation[row]["input_ids"][1:], minlength=vocab_size)
     return {
         "layout": "packed",
-        "sequence_length": spec.sequence_length,
+        "sequence_length": length,
         "dtype": dtype,
         "vocab_size": vocab_size,
         "tokenizer": {
@@ -180,7 +185,7 @@ def _tokens(
 class Texts:
     """One column of rows; can be gone through again."""
 
-    def __init__(self, rows: Iterable[dict[str, Any]], column: str) -> None:
+    def __init__(self, rows: Iterable[Row], column: str) -> None:
         self.rows, self.column = rows, column
 
     def __iter__(self) -> Iterator[str]:

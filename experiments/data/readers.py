@@ -8,19 +8,17 @@ than the memory passes through; text of packages is small and comes as a list. W
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from experiments.data import packages
+from experiments.data.packages import Progress, Row
 from experiments.data.sources import AnySource, HubSource, NpmSource, PackageSource
 from experiments.errors import UserError, nearest
 from experiments.spec import DataSpec
-
-Row = dict[str, Any]
-Progress = Callable[[str, int, int | None], None]  # what, done, of how many
 
 # How the hub's repositories name their files; the builder of `datasets` that reads them.
 BUILDERS = {
@@ -42,7 +40,7 @@ class Corpus:
         fingerprint: SHA-256 of the whole corpus, where that is cheap to know.
     """
 
-    splits: dict[str, Iterable[Row]]
+    splits: Mapping[str, Iterable[Row]]
     origin: dict[str, Any] = field(default_factory=dict)
     fingerprint: str | None = None
 
@@ -102,13 +100,14 @@ def open_source(
     if isinstance(source, PackageSource):
         if spec.path:
             raise UserError(f"source {spec.source!r} lies in packages: it takes no 'path'")
-        rows, fingerprint = packages.read(source, workers, progress)
-        versions = {name: metadata.version(name) for name in source.distributions}
-        return Corpus({"train": rows}, {"versions": versions}, fingerprint)
+        rows = packages.read(source, workers, progress)
+        # "2.13.0+cpu" and "2.13.0+cu130" are builds of one version
+        versions = {n: metadata.version(n).split("+")[0] for n in source.distributions}
+        return Corpus({"train": rows}, {"versions": versions}, _fingerprint(rows))
     if isinstance(source, NpmSource):
         folder = Path(spec.path or Path("node_modules") / source.package)
-        rows, fingerprint = packages.read_npm(source, folder)
-        return Corpus({"train": rows}, {"package": source.package}, fingerprint)
+        rows = packages.read_npm(source, folder)
+        return Corpus({"train": rows}, {"package": source.package}, _fingerprint(rows))
     if spec.path:
         found = find_files(Path(spec.path), source)
         files = {split: [file.name for file in paths] for split, paths in found.items()}
@@ -118,6 +117,10 @@ def open_source(
         splits = {ours: HubRows(source, official) for ours, official in source.splits.items()}
         return Corpus(splits, {"id": source.id, "revision": source.revision})
     raise UserError(f"source {spec.source!r} needs 'path': the folder or file that holds it")
+
+
+def _fingerprint(rows: list[Row]) -> str:
+    return packages.text_hash(row["text"] for row in rows)
 
 
 def find_files(path: Path, source: AnySource) -> dict[str, list[Path]]:
