@@ -54,7 +54,7 @@ def test_every_imported_library_is_listed(
     lines = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
     listed = {canonicalize_name(Requirement(line).name) for line in lines}
     owners = importlib.metadata.packages_distributions()
-    own = {"memopt", "experiments", "figlib", "tools", "tests", "workflow"}
+    own = {"memopt", "experiments", "notebooks", "figlib", "tools", "tests", "workflow"}
     for path in python_files:
         module = ".".join(path.relative_to(repo).with_suffix("").parts)
         found = architecture.imported(path.read_text(), module, False)
