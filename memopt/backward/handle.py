@@ -64,6 +64,9 @@ class Handle:
         self._reset()
         self.attach()
         optimizer.timing = self  # type: ignore[attr-defined]
+        # makes a GradScaler call step(), where it is refused (`guards` may miss one in use before)
+        self._scaling = vars(optimizer).get("_step_supports_amp_scaling", False)
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         self._hooks += [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_state_dict_pre_hook(lambda _: self._refuse_open("state_dict()")),
@@ -96,6 +99,7 @@ class Handle:
             _OWNERS.pop(param, None)
         self._index.clear()
         self.optimizer.timing = None
+        self.optimizer._step_supports_amp_scaling = self._scaling
 
     def attach(self) -> None:
         """Hooks every parameter not hooked yet: at construction and after ``add_param_group``.
@@ -232,6 +236,8 @@ class Handle:
 
     def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
         """Closes the mini-batch when ``step`` begins, or as soon as its closure has run."""
+        if hasattr(self.optimizer, "grad_scale"):
+            raise UnsupportedCombination(guards.SCALER)
         self.attach()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:

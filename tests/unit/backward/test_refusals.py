@@ -112,6 +112,17 @@ def test_grad_scaler_is_refused_before_any_change(name) -> None:  # B14
     assert not optimizer.state
 
 
+@TIMED
+def test_grad_scaler_in_use_before_is_refused_at_its_step(name) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))  # by another model, as far as the optimizer can know
+    model = toys.net()
+    optimizer = toys.build(name, model)
+    scaler.scale(toys.loss_of(model, toys.batches(1)[0])).backward()
+    with pytest.raises(memopt.UnsupportedCombination, match="bfloat16"):
+        scaler.step(optimizer)
+
+
 def test_global_norm_in_one_pass_is_refused_before_any_change() -> None:
     model, twin = toys.net(), toys.net()
     optimizer = toys.build("lomo", model, max_norm=1.0)
