@@ -8,7 +8,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import sys
@@ -16,8 +15,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from experiments import spec as specs
 from experiments.errors import UserError
@@ -30,7 +27,7 @@ NOT_CODE = ("results", "paper_figures", "data/prepared")
 PACKAGES = ("memopt", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy")
 FILES = ("run.yaml", "metrics.jsonl", "provenance.json", "summary.json")
 PEAK_METHOD = (
-    "ru_maxrss of the training process: largest resident set of its last session, interpreter and "
+    "VmHWM: largest resident set of the training process in its last session, interpreter and "
     "libraries included"
 )
 
@@ -130,6 +127,8 @@ def provenance(
     run: RunSpec, data_fingerprint: str, sessions: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """What, by which code, from which data, on which machine."""
+    import torch  # here, because waiting for a lock needs no torch
+
     return {
         **commit(),
         "config_hash": run.config_hash,
@@ -163,6 +162,8 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """Processor, cores, memory, system and accelerators."""
+    import torch
+
     found: dict[str, Any] = {
         "system": platform.platform(),
         "processor": _processor(),
@@ -176,10 +177,16 @@ def machine() -> dict[str, Any]:
     return found
 
 
-def peak_rss_bytes() -> int:
-    """Largest resident set of this process so far; see `PEAK_METHOD`."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+def peak_rss_bytes() -> int | None:
+    """Largest resident set of this process so far (see `PEAK_METHOD`); None where Linux is not.
+
+    Not ``getrusage``: its maximum begins with that of the process that started this one.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def require_space(folder: Path, needed: int) -> None:

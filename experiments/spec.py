@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveInt,
+    RootModel,
     StringConstraints,
     ValidationError,
     model_validator,
@@ -345,18 +346,29 @@ def _explain(model: type[BaseModel], problem: Any) -> str:
     return f"{key}: {message} (got {problem['input']!r})"
 
 
-def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+def _fields_at(model: type[BaseModel], path: list[str]) -> set[str]:
     """Field names of the specification that stands at ``path`` inside ``model``."""
-    here: type[BaseModel] | None = model
+    here = [model]
     for part in path:
-        if here is not None and part in here.model_fields:
-            here = _model_in(here.model_fields[part].annotation)
-        # Positions in lists and keys of mappings stay with the class of their values.
-    return list(here.model_fields) if here else []
+        if issubclass(here[0], RootModel):
+            here = _models_in(here[0].model_fields["root"].annotation)
+        field = next((m.model_fields[part] for m in here if part in m.model_fields), None)
+        if field:
+            here = _models_in(field.annotation) or here
+        # The tag of a union chooses among its classes; positions in lists and keys of mappings
+        # stay with the class of their values.
+        here = [m for m in here if part in _tags(m)] or here
+    return {name for m in here for name in m.model_fields}
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The specification class inside ``X``, ``X | None``, ``list[X]`` or ``dict[str, X]``."""
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Specification classes inside ``X``, ``X | None``, ``list[X]``, ``dict[str, X]`` ..."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(_model_in, typing.get_args(annotation))), None)
+        return [annotation]
+    return [m for inner in typing.get_args(annotation) for m in _models_in(inner)]
+
+
+def _tags(model: type[BaseModel]) -> set[Any]:
+    """Values of the fields that can have one value only: what tells classes of a union apart."""
+    choices = (typing.get_args(field.annotation) for field in model.model_fields.values())
+    return {values[0] for values in choices if len(values) == 1}

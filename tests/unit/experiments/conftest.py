@@ -1,0 +1,94 @@
+"""A real corpus of a few kilobytes, prepared by the project's own code, and runs that take seconds."""
+
+import json
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.data.prepare import prepare
+from experiments.spec import DataSpec, RunSpec, parse
+
+WORDS = [
+    "the",
+    "optimizer",
+    "keeps",
+    "moments",
+    "of",
+    "each",
+    "weight",
+    "and",
+    "a",
+    "step",
+    "size",
+    "that",
+    "falls",
+    "with",
+    "time",
+]
+
+
+def run_content(**train: Any) -> dict[str, Any]:
+    """Plain values of a run that trains in about a second."""
+    return {
+        "task": "pretrain",
+        "study": "test",
+        "suite": "test",
+        "model": {
+            "name": "tiny",
+            "shape": {
+                "model_type": "llama",
+                "vocab_size": 300,
+                "hidden_size": 16,
+                "intermediate_size": 40,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "max_position_embeddings": 64,
+                "tie_word_embeddings": False,
+            },
+        },
+        "method": {"name": "adamw", "lr": 1e-2},
+        "data": {
+            "source": "text_files",
+            "path": "documents.jsonl",
+            "tokenizer": {"kind": "bpe", "vocab_size": 300},
+            "sequence_length": 16,
+            "validation_documents": 20,
+        },
+        "train": {
+            "steps": 12,
+            "batch_size": 8,
+            "micro_batches": 2,
+            "sequence_length": 16,
+            "schedule": {"name": "cosine", "warmup_fraction": 0.25, "min_lr_ratio": 0.1},
+            "eval_every": 6,
+            "log_every": 2,
+            "checkpoint_every": 4,
+            **train,
+        },
+    }
+
+
+def make_run(content: dict[str, Any], **method: Any) -> RunSpec:
+    """A run of these values, with another method if one is given."""
+    if method:
+        content = {**content, "method": method}
+    return parse(RunSpec, content, "test")
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of prepared token data: 300 documents of a random walk over a few words."""
+    folder = tmp_path_factory.mktemp("corpus")
+    draw = random.Random(0)
+    with (folder / "documents.jsonl").open("w") as file:
+        for _ in range(300):
+            text = " ".join(draw.choices(WORDS, k=30))
+            file.write(json.dumps({"text": text}) + "\n")
+    data = run_content()["data"] | {"path": str(folder / "documents.jsonl")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepare(parse(DataSpec, data, "test"), folder / "prepared")
+    return folder / "prepared"
