@@ -1,0 +1,256 @@
+"""Whole training steps of a real model and a real optimizer, on tensors that have no memory.
+
+Forward, backward and update run under PyTorch's FakeTensorMode: every operation reports the shapes
+that it would make, none is computed. ``torch.distributed._tools.mem_tracker`` (PyTorch's own, not
+yet public) adds up the storages that live at once. A 7B model needs neither a GPU nor its memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
+
+from memopt import catalog
+from memopt.accounting.measure import measure
+from memopt.accounting.predict import ANY_LR, dtype_name
+from memopt.errors import UnsupportedCombination, unknown
+from memopt.params import Targets
+
+KINDS = ("weights", "gradients", "states", "activations", "temporaries", "other")
+# module buffers and the batch are "other"
+_KIND_OF: dict[str, str] = {
+    _MemRefType.PARAM: "weights",
+    _MemRefType.GRAD: "gradients",
+    _MemRefType.OPT: "states",
+    _MemRefType.ACT: "activations",
+    _MemRefType.TEMP: "temporaries",
+}
+BUILD_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+STEPS = 2  # state is allocated in the first; the second is what every later one is like
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Bytes that live at once in one whole training step, after the first.
+
+    Attributes:
+        model, method, dtype, arguments: what was traced.
+        timeline: ``(phase, bytes by kind)`` after every operation that makes a tensor; phases are
+            ``"forward"``, ``"backward"`` and ``"step"``, kinds those of `KINDS`. Temporaries are
+            what backward and the update make and drop, gradients of activations among them.
+    """
+
+    model: str
+    method: str
+    dtype: str
+    arguments: dict[str, Any]
+    timeline: tuple[tuple[str, dict[str, int]], ...]
+
+    @property
+    def peak(self) -> dict[str, int]:
+        """Bytes by kind at the moment when most live at once."""
+        return max((kinds for _, kinds in self.timeline), key=lambda kinds: sum(kinds.values()))
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak."""
+        return sum(self.peak.values())
+
+    def highest(self, kind: str) -> int:
+        """The most bytes that one kind takes at any moment, at the peak of all or not."""
+        return max(kinds[kind] for _, kinds in self.timeline)
+
+    def thinned(self, points: int = 500) -> list[dict[str, Any]]:
+        """The timeline in about so many rows, each the highest moment of its stretch.
+
+        Returns:
+            Dictionaries with ``operation`` (its number), ``phase`` and the bytes of each kind.
+        """
+        width = max(1, -(-len(self.timeline) // points))
+        rows = []
+        for start in range(0, len(self.timeline), width):
+            stretch = range(start, min(start + width, len(self.timeline)))
+            top = max(stretch, key=lambda i: sum(self.timeline[i][1].values()))
+            phase, kinds = self.timeline[top]
+            rows.append({"operation": top, "phase": phase, **kinds})
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings: the peak, its sum and the highest of each kind."""
+        return {
+            "source": "traced",
+            "model": self.model,
+            "method": self.method,
+            "dtype": self.dtype,
+            "arguments": self.arguments,
+            "peak": self.peak,
+            "total": self.total,
+            "highest": {kind: self.highest(kind) for kind in KINDS},
+        }
+
+
+class _Tracker(MemTracker):
+    """PyTorch's tracker, that also keeps the course of one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = "forward"
+        self.samples: list[tuple[str, dict[str, int]]] = []
+
+    def _update_peak_stats(self, peak_state: Any) -> None:
+        """Called after each operation; module-wise peaks, which take long, are not kept."""
+        now: Counter[str] = Counter()
+        for device in self._curr_mem_snap.values():
+            for reference, nbytes in device.items():
+                if reference != "Total":
+                    now[_KIND_OF.get(reference, "other")] += nbytes
+        self.samples.append((self.phase, {kind: now[kind] for kind in KINDS}))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answers questions about values with True: finite gradients, masks without padding."""
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
+            return True
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def trace(
+    build_model: Callable[[], nn.Module],
+    build_batch: Callable[[], Any],
+    method: str,
+    dtype: str = "float32",
+    *,
+    micro_batches: int = 1,
+    targets: Targets = "auto",
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    **arguments: Any,
+) -> Trace:
+    """Follows one training step of the real model with the real optimizer, without memory.
+
+    Args:
+        build_model: makes the model; called under fake tensors with ``dtype`` as the default dtype.
+            Switch activation checkpointing on in it where wanted.
+        build_batch: makes one micro-batch: keyword arguments of the model as a mapping.
+        method: catalog name of the optimizer.
+        dtype: ``"float32"`` or ``"bfloat16"``, of weights, gradients and activations.
+        micro_batches: forward and backward passes in one step.
+        targets: which parameters the method treats, as in `memopt.param_groups`.
+        loss: from model and batch; default: the model's output, or its ``.loss``.
+        **arguments: of the method's constructor.
+
+    Returns:
+        The second step, kernels as on the CPU (other devices choose other temporaries).
+
+    Raises:
+        ValueError: unknown method, dtype or argument, with the nearest valid name.
+        UnsupportedCombination: the model or the optimizer decides by the values of tensors.
+    """
+    if dtype not in BUILD_DTYPES:
+        raise unknown("dtype", dtype, BUILD_DTYPES)
+    if micro_batches < 1:
+        raise ValueError(f"micro_batches must be 1 or more, got {micro_batches}")
+    entry = catalog.get(method)
+    if entry.timing == "in backward":
+        arguments = {"micro_batches": micro_batches} | arguments
+    with FakeTensorMode(), _tracing_errors():
+        with _default_dtype(BUILD_DTYPES[dtype]):
+            model = build_model()
+        tracker = _Tracker()
+        # before the optimizer's own hooks, which may release the gradient
+        tracker._track_module_params_and_buffers(model, install_grad_hooks=True)
+        optimizer = catalog.create(method, model, targets=targets, **({"lr": ANY_LR} | arguments))
+        batches = [build_batch() for _ in range(micro_batches)]
+        tracker.track_external(*_tensors(batches))
+        with tracker:
+            for _ in range(STEPS):
+                tracker.samples.clear()
+                _step(model, optimizer, batches, loss or _output_loss, tracker)
+    return Trace(
+        model=type(model).__name__,
+        method=entry.name,
+        dtype=dtype_name(model),
+        arguments=arguments,
+        timeline=_separated(tracker.samples, optimizer, model),
+    )
+
+
+def _step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: list[Any],
+    loss: Callable[[nn.Module, Any], Tensor],
+    tracker: _Tracker,
+) -> None:
+    """The ordinary loop: it fits every timing."""
+    for batch in batches:
+        tracker.reset_mod_stats()  # the tracker takes one forward at a time
+        tracker.phase = "forward"
+        value = loss(model, batch) / len(batches)
+        tracker.phase = "backward"
+        value.backward()
+        del value
+    tracker.phase = "step"
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _separated(
+    samples: list[tuple[str, dict[str, int]]], optimizer: torch.optim.Optimizer, model: nn.Module
+) -> tuple[tuple[str, dict[str, int]], ...]:
+    """Samples with the temporaries of ``step()``, which the tracker counts as state, set apart."""
+    report = measure(model, optimizer)
+    kept = report.states + report.projections
+
+    def split(kinds: dict[str, int]) -> dict[str, int]:
+        passing = kinds["states"] - kept
+        return kinds | {"states": kept, "temporaries": kinds["temporaries"] + passing}
+
+    return tuple((phase, split(kinds)) for phase, kinds in samples)
+
+
+def _output_loss(model: nn.Module, batch: Any) -> Tensor:
+    output = model(**batch)
+    value = output if isinstance(output, Tensor) else output.loss
+    if not isinstance(value, Tensor) or value.ndim:
+        raise ValueError(
+            f"the output of {type(model).__name__} is no scalar and has no scalar .loss (are there "
+            "labels in the batch?); pass loss=function of model and batch"
+        )
+    return value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, Mapping) else value
+    return (
+        [t for item in items for t in _tensors(item)] if isinstance(value, (Mapping, list)) else []
+    )
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _tracing_errors() -> Any:
+    try:
+        yield
+    except DataDependentOutputException as error:
+        raise UnsupportedCombination(
+            f"the step decides by the values of tensors ({error.func}), which a trace does not "
+            "have. Measure such a step on a device, or predict its states."
+        ) from error
