@@ -19,6 +19,8 @@ rule prepare_data:
     params:
         spec=f"{SPEC}/datasets/{{data}}.yaml",
         folder=subpath(output[0], parent=True),
+    message:
+        "Data: {wildcards.data}"
     shell:
         "python -m experiments.data prepare {params.spec} {params.folder}"
         " --workers {threads} > {log} 2>&1"

@@ -27,8 +27,10 @@ for notebook, made in NOTEBOOKS.items():
         params:
             suite=SUITE,
             tables=subpath(input.runs, parent=True),
+        message:
+            f"Notebook: {notebook}"
         shell:
-            'JUPYTER_PREFER_ENV_PATH=1 PYTHONPATH="$PWD" python -m papermill'
+            "JUPYTER_PREFER_ENV_PATH=1 python -m papermill"
             " {input.notebook} {log.notebook} --cwd notebooks --no-progress-bar"
             ' -p suite {params.suite} -p tables "$PWD/{params.tables}"'
             ' -p bundles "$PWD/paper_figures" > {log.text} 2>&1'

@@ -14,5 +14,7 @@ rule gallery:
         f"{RESULTS}/logs/gallery.log",
     conda:
         "../../environment.yml"
+    message:
+        "Gallery: {output}"
     shell:
         "PYTHONPATH=notebooks python -m figlib.gallery paper_figures > {log} 2>&1"

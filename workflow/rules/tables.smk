@@ -18,6 +18,8 @@ rule collect:
     params:
         tables=subpath(output.runs, parent=True),
         runs=lambda wildcards, input: [Path(file).parent for file in input.runs],
+    message:
+        "Tables: all runs"
     shell:
         "python -m experiments.results collect {params.tables} {params.runs} > {log} 2>&1"
 
@@ -39,5 +41,7 @@ rule memory:
         runtime=30,
     params:
         suite=SUITE,
+    message:
+        "Table: bytes by formula, beside printed figures"
     shell:
         "python -m experiments.memory {output} --suite {params.suite} > {log} 2>&1"

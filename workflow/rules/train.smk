@@ -32,6 +32,8 @@ rule train:
         folder=subpath(output[0], parent=True),
         work=f"{RESULTS}/work/{{run}}",
         data=subpath(input.data, parent=True),
+    message:
+        "Train: {wildcards.run}"
     shell:
         "python -m experiments.lease --gpus {params.gpus} -- python -m"
         " experiments.{params.task} {input.spec} {params.folder}"
