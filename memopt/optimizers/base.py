@@ -118,6 +118,23 @@ class MemoptOptimizer(torch.optim.Optimizer):
         """
         raise NotImplementedError
 
+    def no_accumulation(self, group: dict[str, Any]) -> str | None:
+        """Why a group cannot take `memopt.accumulate_in_backward`; None where it can.
+
+        A method that can defines `accumulate` and `finish` beside `update`.
+        """
+        return "its update needs the gradient of the whole mini-batch, not only its state"
+
+    def accumulate(
+        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], *, first: bool
+    ) -> None:
+        """Folds one micro-gradient into the state, which the ``first`` of a mini-batch decays."""
+        raise NotImplementedError
+
+    def finish(self, state: dict[str, Any], group: dict[str, Any], param: Tensor) -> Tensor:
+        """What is subtracted from the weight after the last micro-gradient, from the state."""
+        raise NotImplementedError
+
     def validate(self, group: dict[str, Any]) -> None:
         """Raises ``ValueError`` for a hyperparameter out of range; methods add their own."""
         positive(group, "lr", zero=True)
@@ -301,9 +318,8 @@ class MemoptOptimizer(torch.optim.Optimizer):
 
     def _plain_update(self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
         """Plain Adam for the parameters that the method leaves alone (norms, embeddings, head)."""
-        exp_avg, denominator = adam.moments(grad, state, group["betas"], group["eps"])
-        step_size = group["lr"] * adam.bias_correction(state["step"], group["betas"])
-        return exp_avg.div(denominator).mul_(step_size)
+        answer = adam.direction(grad, state, group)
+        return answer.value.mul_(answer.step_size)
 
     def apply(
         self, param: Tensor, update: Tensor, state: dict[str, Any], group: dict[str, Any]
@@ -391,8 +407,9 @@ def positive(group: dict[str, Any], key: str, *, zero: bool = False) -> None:
         raise ValueError(f"{key} must be a finite number {least}, got {value!r}")
 
 
-def whole(group: dict[str, Any], key: str, *, least: int) -> None:
-    """Raises ``ValueError`` unless ``group[key]`` is an integer of at least ``least``."""
+def whole(group: dict[str, Any], key: str, *, least: int, most: float = math.inf) -> None:
+    """Raises ``ValueError`` unless ``group[key]`` is an integer from ``least`` to ``most``."""
     value = group[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{key} must be an integer of {least} or more, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        span = f"{least} or more" if most == math.inf else f"{least} to {most}"
+        raise ValueError(f"{key} must be an integer of {span}, got {value!r}")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
 from torch import Tensor
 
 from memopt.errors import UnsupportedCombination, unknown
 from memopt.optimizers.base import Common, MemoptOptimizer, positive, whole
-from memopt.rules import rule
-from memopt.rules.adam import bias_correction
+from memopt.rules import adam, rule
+from memopt.rules.base import Direction
 from memopt.rules.limiter import norm_growth_divisor
 from memopt.states import Buffer
 from memopt.subspaces import as_matrix, haar, largest, matrix_shape, wavelet
@@ -20,6 +20,8 @@ CHOICES = {
     "details": ("official", "safe"),
     "selection": ("approximation", "largest"),
 }
+
+MAX_LEVEL = 16  # rows are padded to a multiple of 2^level
 
 
 class GWT(MemoptOptimizer):
@@ -91,7 +93,7 @@ class GWT(MemoptOptimizer):
     def validate(self, group: dict[str, Any]) -> None:
         """Checks GWT's own arguments beside the common ones."""
         super().validate(group)
-        whole(group, "level", least=0)
+        whole(group, "level", least=0, most=MAX_LEVEL)
         positive(group, "scale")
         whole(group, "selection_interval", least=1)
         wavelet.transform(group["wavelet"], group["level"])
@@ -109,6 +111,8 @@ class GWT(MemoptOptimizer):
         for key in ("norm_growth_limit", "detail_clip", "share"):
             if group[key] is not None:
                 positive(group, key)
+        if group["share"] is not None and group["share"] > 1:
+            raise ValueError(f"share must be at most 1, got {group['share']!r}")
 
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
         """The rule's moments of the approximation band, and the limiter's norm."""
@@ -127,17 +131,24 @@ class GWT(MemoptOptimizer):
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:
         """The step of the class docstring; no detail band is built for Haar."""
-        matrix = as_matrix(grad)
-        transposed = _transposes((matrix.shape[0], matrix.shape[1]), group)
-        matrix = matrix.T if transposed else matrix
-        chosen, transform = rule(group["rule"]), wavelet.transform(group["wavelet"], group["level"])
-        gamma = _gamma(group)
+        return self._update(grad, state, group, param, rule(group["rule"]).direction)
+
+    def _update(
+        self,
+        grad: Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+        param: Tensor,
+        direction: Callable[..., Direction],
+    ) -> Tensor:
+        matrix, transposed = _oriented(grad, group)
+        transform, gamma = wavelet.transform(group["wavelet"], group["level"]), _gamma(group)
         if group["selection"] == "largest":
             answer = largest.direction(matrix, transform, state, group)
             update = answer.value / norm_growth_divisor(answer.value, state, gamma)
         else:
             band = transform.approximate(matrix)
-            answer = chosen.direction(band, state, group)
+            answer = direction(band, state, group)
             limit = norm_growth_divisor(answer.value, state, gamma)
             details = transform.scaled_details(matrix, band, answer.divisor * limit)
             if group["details"] == "safe":
@@ -147,10 +158,35 @@ class GWT(MemoptOptimizer):
         update = update.mul_(answer.step_size * group["scale"])
         return (update.T if transposed else update).reshape(param.shape)
 
+    def no_accumulation(self, group: dict[str, Any]) -> str | None:
+        """Rule adam on the approximation band can; the transform is linear."""
+        can = group["rule"] == "adam" and group["selection"] == "approximation"
+        return None if can else "only rule='adam' with selection='approximation' accumulates"
+
+    def accumulate(
+        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], *, first: bool
+    ) -> None:
+        """Moments of the band, as AdamA's. The details need the sum of gradients: it is held."""
+        matrix, _ = _oriented(grad, group)
+        band = wavelet.transform(group["wavelet"], group["level"]).approximate(matrix)
+        adam.fold(band, state, group["betas"], first=first)
+        state["held"] = grad.clone() if first else state["held"].add_(grad)
+
+    def finish(self, state: dict[str, Any], group: dict[str, Any], param: Tensor) -> Tensor:
+        """The step from the band's moments and the held sum."""
+        return self._update(state.pop("held"), state, group, param, adam.settled)
+
 
 def _gamma(group: dict[str, Any]) -> float | None:
     """The limiter's gamma; None where it is off or the rule bounds its own update."""
     return group["norm_growth_limit"] if rule(group["rule"]).limited else None
+
+
+def _oriented(grad: Tensor, group: dict[str, Any]) -> tuple[Tensor, bool]:
+    """The gradient as a matrix to be transformed along its rows, and whether it was transposed."""
+    matrix = as_matrix(grad)
+    transposed = _transposes((matrix.shape[0], matrix.shape[1]), group)
+    return (matrix.T if transposed else matrix), transposed
 
 
 def _transposes(shape: tuple[int, int], group: dict[str, Any]) -> bool:
@@ -165,5 +201,5 @@ def _tamed(details: Tensor, step: int, group: dict[str, Any]) -> Tensor:
     """Details bounded and rid of momentum's bias correction (the step size multiplies by it)."""
     unbiased = details * (1 - group["betas"][1] ** step) ** 0.5
     return unbiased.clamp_(-group["detail_clip"], group["detail_clip"]).div_(
-        bias_correction(step, group["betas"])
+        adam.bias_correction(step, group["betas"])
     )

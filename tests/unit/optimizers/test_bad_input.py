@@ -53,7 +53,10 @@ def test_common_arguments(method, argument, value) -> None:
 @pytest.mark.parametrize(
     "factory, arguments, words",
     [
-        (GWT, {"level": -1}, "level must be an integer of 0 or more, got -1"),
+        (GWT, {"level": -1}, "level must be an integer of 0 to 16, got -1"),
+        (GWT, {"level": 40}, "level must be an integer of 0 to 16, got 40"),
+        (GWT, {"share": 1.5}, "share must be at most 1, got 1.5"),
+        (GWT, {"details": "save"}, "Did you mean 'safe'"),
         (GWT, {"level": 1.5}, "level"),
         (GWT, {"level": True}, "level"),
         (GWT, {"wavelet": "har"}, "Did you mean 'haar'"),
