@@ -28,11 +28,12 @@ def llama(tied: bool = False) -> nn.Module:
 
 
 def bert(cls=None, **arguments) -> nn.Module:
-    config = transformers.BertConfig(
+    cls = cls or transformers.BertForSequenceClassification
+    config = cls.config_class(
         vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
         num_attention_heads=4, **arguments,
     )  # fmt: skip
-    return (cls or transformers.BertForSequenceClassification)(config)
+    return cls(config)
 
 
 LLAMA_TREATED = {
@@ -80,6 +81,15 @@ def test_bert_for_classification() -> None:
     assert treated | plain == {name for name, _ in model.named_parameters()}
     everywhere, _ = split(param_groups(model, "all-linear"))
     assert everywhere == BERT_TREATED | {"classifier.weight", "bert.pooler.dense.weight"}
+
+
+def test_official_names_choose_the_same_layers_of_roberta() -> None:
+    # GWT's GLUE script
+    names = ["query", "key", "value", "intermediate.dense", "output.dense"]
+    model = bert(transformers.RobertaForSequenceClassification)
+    treated, _ = split(param_groups(model))
+    assert treated == split(param_groups(model, names))[0]
+    assert len(treated) == 2 * 6
 
 
 def test_bert_with_a_tied_head() -> None:
