@@ -51,12 +51,18 @@ def write(
             raise UserError(f"source {spec.source!r}: the {name} part has no rows")
         parquet.write_table(pa.Table.from_pylist(part), folder / f"{name}.parquet")
         splits[name] = {"rows": len(part), "text_sha256": text_hash(map(canonical_json, part))}
-    content = {"labels": source.labels, "fields": list(train[0]), "splits": splits}
-    if source.labels:
-        commonest = Counter(row["label"] for row in train).most_common(1)[0][0]
-        hits = sum(row["label"] == commonest for row in held_out)
-        content["majority_accuracy"] = hits / len(held_out)
-    return content
+    return {
+        "labels": source.labels,
+        "fields": list(train[0]),
+        "splits": splits,
+        "majority_accuracy": _majority_accuracy(train, held_out) if source.labels else None,
+    }
+
+
+def _majority_accuracy(train: list[Row], held_out: list[Row]) -> float:
+    """Accuracy on held-out rows of always answering with the commonest training label."""
+    commonest = Counter(row["label"] for row in train).most_common(1)[0][0]
+    return sum(row["label"] == commonest for row in held_out) / len(held_out)
 
 
 def load_classification(data_dir: str | Path) -> tuple[DatasetDict, list[str] | None, Row]:

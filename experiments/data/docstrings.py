@@ -56,7 +56,8 @@ def blocks(docstring: str) -> Iterator[str]:
         text = raw.strip()
         depth = len(raw) - len(raw.lstrip())
         deeper = hanging and depth > indent
-        start = None if deeper else _BULLET.match(text) or _HEAD.match(text)
+        # Inside a sentence "word: more" is no head.
+        start = None if deeper and any(lines) else _BULLET.match(text) or _HEAD.match(text)
         if text and lines and not start and (deeper or depth == indent):
             lines.append(text)
             if deeper:  # the rest of this block stands as deep as its second line

@@ -52,27 +52,16 @@ def prepare(
     """
     out_dir = Path(out_dir)
     source = source_of(spec)
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    partial = out_dir.parent / f".{out_dir.name}.partial"
-    with FileLock(out_dir.parent / f".{out_dir.name}.lock"):
-        done = finished(spec, out_dir)
-        if done:
-            return done
-        shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
-        partial.mkdir()
-        try:
-            manifest = _fill(partial, spec, source, workers, progress)
-            (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-            partial.rename(out_dir)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
+    try:
+        out_dir.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(out_dir.parent / f".{out_dir.name}.lock"):
+            return finished(spec, out_dir) or _make(out_dir, spec, source, workers, progress)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
                 f"no space left for {out_dir}: free some, or prepare elsewhere"
             ) from None
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return manifest
+        raise UserError(f"cannot prepare {out_dir}: {error}") from error
 
 
 def finished(spec: DataSpec, out_dir: Path) -> dict[str, Any] | None:
@@ -98,6 +87,21 @@ def finished(spec: DataSpec, out_dir: Path) -> dict[str, Any] | None:
             f"{out_dir} was prepared from another specification ({manifest['data_id']}, asked is "
             f"{spec.data_id}): delete it or name another folder"
         )
+    return manifest
+
+
+def _make(
+    out_dir: Path, spec: DataSpec, source: AnySource, workers: int, progress: Progress
+) -> dict[str, Any]:
+    partial = out_dir.parent / f".{out_dir.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
+    partial.mkdir()
+    try:
+        manifest = _fill(partial, spec, source, workers, progress)
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        partial.rename(out_dir)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return manifest
 
 

