@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from memopt.backward.handle import Handle
 from memopt.errors import UnsupportedCombination
-
-
-class Accumulating(Protocol):
-    """What an optimizer defines beside ``update`` to allow this timing.
-
-    Its update must not need the gradient once the gradient is in the state.
-    """
-
-    def accumulate(
-        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], *, first: bool
-    ) -> None:
-        """Folds one micro-gradient into the state, which the ``first`` of a mini-batch decays."""
-
-    def finish(self, state: dict[str, Any], group: dict[str, Any], param: Tensor) -> Tensor:
-        """What is subtracted from the weight, from the state alone."""
+from memopt.rules import adam
 
 
 class AccumulateInBackward(Handle):
@@ -33,25 +19,14 @@ class AccumulateInBackward(Handle):
     whole mini-batch never exists. With one micro-batch it is the gradient norm.
 
     Args:
-        optimizer: one with ``accumulate`` and ``finish`` (see `Accumulating`).
+        optimizer: one with ``accumulate`` and ``finish`` (see `MemoptOptimizer`).
         micro_batches: backward passes per mini-batch, where known. Needed only where *every*
             parameter lies under reentrant checkpointing; otherwise backward passes are counted.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, micro_batches: int | None = None) -> None:
-        kind = type(optimizer).__name__
-        if not (hasattr(optimizer, "accumulate") and hasattr(optimizer, "finish")):
-            raise UnsupportedCombination(
-                f"{kind} cannot accumulate in backward: its update needs the gradient of the whole "
-                "mini-batch, not only its state. Use memopt.AdamA, or update_in_backward."
-            )
-        lossy = {group.get("storage", "float32") for group in optimizer.param_groups} - {"float32"}
-        if lossy:
-            raise UnsupportedCombination(
-                f"{kind} with storage={lossy.pop()!r} cannot accumulate in backward: each "
-                "micro-gradient adds about a thousandth to the second moment, which rounds away. "
-                "Use storage='float32'."
-            )
+        for group in optimizer.param_groups:
+            _refuse(optimizer, group)
         super().__init__(optimizer, micro_batches)
 
     def _gradient(self, param: Tensor) -> None:
@@ -78,7 +53,10 @@ class AccumulateInBackward(Handle):
             if self.exchange is not None:
                 self.exchange.opened(self, param)
         grad = optimizer.prepared(grad, param, group)
-        optimizer.accumulate(grad, state, group, first=first)
+        if optimizer.treats(param, group):
+            optimizer.accumulate(grad, state, group, first=first)
+        else:
+            adam.fold(grad, state, group["betas"], first=first)
 
     def _close(self) -> None:
         for param in self.params():
@@ -93,7 +71,12 @@ class AccumulateInBackward(Handle):
         for param in self.params():
             if param in self.open:
                 group, state = self.group_of(param), optimizer.state[param]
-                optimizer.apply(param, optimizer.finish(state, group, param), state, group)
+                if optimizer.treats(param, group):
+                    update = optimizer.finish(state, group, param)
+                else:
+                    answer = adam.settled(None, state, group)
+                    update = answer.value.mul_(answer.step_size)
+                optimizer.apply(param, update, state, group)
         if self.exchange is not None:
             self.exchange.closed(self)
         self._reset()
@@ -118,6 +101,22 @@ class AccumulateInBackward(Handle):
         self.open: set[Tensor] = set()
 
 
+def _refuse(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    name = type(optimizer).__name__
+    reason = getattr(optimizer, "no_accumulation", lambda _: "it is not an optimizer of memopt")
+    if reason(group):
+        raise UnsupportedCombination(
+            f"{name} cannot accumulate in backward: {reason(group)}. Use memopt.AdamA, or "
+            "memopt.update_in_backward."
+        )
+    if group.get("storage", "float32") != "float32":
+        raise UnsupportedCombination(
+            f"{name} with storage={group['storage']!r} cannot accumulate in backward: each "
+            "micro-gradient adds about a thousandth to the second moment, which rounds away. "
+            "Use storage='float32'."
+        )
+
+
 def accumulate_in_backward(
     optimizer: torch.optim.Optimizer, micro_batches: int | None = None
 ) -> AccumulateInBackward:
@@ -126,8 +125,9 @@ def accumulate_in_backward(
     The loop stays ``(loss / n).backward()`` per micro-batch, then ``step()`` and ``zero_grad()``.
 
     Args:
-        optimizer: one whose update needs its state only: ``memopt.AdamA`` has this timing from
-            the start.
+        optimizer: ``memopt.GWT`` with rule adam. ``memopt.AdamA`` has this timing from the start.
+            GWT's details need the summed gradient, which it holds: AdamA's second moment on the
+            band, but no memory saved over ordinary accumulation.
         micro_batches: backward passes per mini-batch, where known; see `AccumulateInBackward`.
 
     Returns:

@@ -16,6 +16,7 @@ from torch import Tensor, distributed
 from memopt.backward.accumulate import AccumulateInBackward
 from memopt.backward.handle import Handle
 from memopt.errors import MiniBatchError, UnsupportedCombination
+from memopt.optimizers.adama import AdamA
 
 Group = distributed.ProcessGroup | None
 
@@ -174,9 +175,13 @@ def _install(optimizer: torch.optim.Optimizer, kind: type[ReduceGradients], grou
             f"{name} updates in step(): wrap the model in DistributedDataParallel or FSDP instead, "
             "or call memopt.update_in_backward(optimizer) first."
         )
-    if kind is not ReduceGradients and not isinstance(handle, AccumulateInBackward):
+    accumulates = isinstance(handle, AccumulateInBackward)
+    if (kind is ShardStates and not accumulates) or (
+        kind is ReduceStates and not isinstance(optimizer, AdamA)
+    ):
         raise UnsupportedCombination(
-            f"{name} does not accumulate in its state (AdamA does); use reduce_gradients."
+            f"{name} does not keep all of a mini-batch in its state (AdamA does); "
+            "use reduce_gradients."
         )
     if handle.exchange is not None:
         raise UnsupportedCombination(f"this {name} already exchanges with other processes.")

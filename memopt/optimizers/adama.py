@@ -75,6 +75,10 @@ class AdamA(MemoptOptimizer):
         """Both moments in the shape of the weight."""
         return adam.buffers(shape)
 
+    def no_accumulation(self, group: dict[str, Any]) -> str | None:
+        """Nothing speaks against it."""
+        return None
+
     def accumulate(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], *, first: bool
     ) -> None:

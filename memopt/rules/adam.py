@@ -19,7 +19,18 @@ def buffers(shape: tuple[int, ...]) -> dict[str, Buffer]:
 
 def direction(coefficients: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Direction:
     """``m / (sqrt(v) + eps)``, times ``lr sqrt(1-b2^t) / (1-b1^t)``."""
-    exp_avg, denominator = moments(coefficients, state, group["betas"], group["eps"])
+    return _direction(*moments(coefficients, state, group["betas"], group["eps"]), state, group)
+
+
+def settled(_: Tensor | None, state: dict[str, Any], group: dict[str, Any]) -> Direction:
+    """`direction` from moments that hold the coefficients already (see `fold`)."""
+    denominator = load(state, "exp_avg_sq").sqrt().add_(group["eps"])
+    return _direction(load(state, "exp_avg"), denominator, state, group)
+
+
+def _direction(
+    exp_avg: Tensor, denominator: Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> Direction:
     step_size = group["lr"] * bias_correction(state["step"], group["betas"])
     return Direction(exp_avg / denominator, denominator, step_size)
 
@@ -32,13 +43,27 @@ def moments(
     ``m <- b1 m + (1-b1) g``, ``v <- b2 v + (1-b2) g*g``; no bias correction (see
     `bias_correction`). With float32 storage the returned ``m`` is the live state: do not modify it.
     """
+    exp_avg, exp_avg_sq = fold(grad, state, betas, first=True)
+    return exp_avg, exp_avg_sq.sqrt().add_(eps)
+
+
+def fold(
+    grad: Tensor, state: dict[str, Any], betas: tuple[float, float], *, first: bool
+) -> tuple[Tensor, Tensor]:
+    """Adds one (micro-)gradient to both moments; the ``first`` of an update decays them.
+
+    Returns:
+        m and v in compute precision; the live state under float32 storage.
+    """
     exp_avg, exp_avg_sq = load(state, "exp_avg"), load(state, "exp_avg_sq")
-    exp_avg.mul_(betas[0]).add_(grad, alpha=1 - betas[0])
-    exp_avg_sq.mul_(betas[1]).addcmul_(grad, grad, value=1 - betas[1])
-    denominator = exp_avg_sq.sqrt().add_(eps)
+    if first:
+        exp_avg.mul_(betas[0])
+        exp_avg_sq.mul_(betas[1])
+    exp_avg.add_(grad, alpha=1 - betas[0])
+    exp_avg_sq.addcmul_(grad, grad, value=1 - betas[1])
     store(state, "exp_avg", exp_avg)
     store(state, "exp_avg_sq", exp_avg_sq)
-    return exp_avg, denominator
+    return exp_avg, exp_avg_sq
 
 
 def bias_correction(step: int, betas: tuple[float, float]) -> float:

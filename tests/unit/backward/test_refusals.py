@@ -214,9 +214,20 @@ def test_nan_gradient_skipped(name) -> None:
     assert not torch.equal(model.blocks[1].weight, before)
 
 
-def test_accumulation_needs_a_rule_that_allows_it() -> None:
-    with pytest.raises(memopt.UnsupportedCombination, match=r"AdamW .* Use memopt\.AdamA"):
-        memopt.accumulate_in_backward(memopt.AdamW(toys.net().parameters()))
+@pytest.mark.parametrize(
+    "make, reason",
+    [
+        (lambda p: memopt.AdamW(p), "not an optimizer of memopt"),
+        (lambda p: memopt.GaLore(p, rank=2), "needs the gradient of the whole mini-batch"),
+        (lambda p: memopt.COAP(p, rank=2), "needs the gradient of the whole mini-batch"),
+        (lambda p: memopt.GWT(p, rule="adafactor"), "only rule='adam'"),
+        (lambda p: memopt.GWT(p, selection="largest"), "only rule='adam'"),
+        (lambda p: memopt.GWT(p, storage="8bit"), "rounds away"),
+    ],
+)
+def test_accumulation_needs_a_rule_that_allows_it(make, reason) -> None:
+    with pytest.raises(memopt.UnsupportedCombination, match=reason):
+        memopt.accumulate_in_backward(make(toys.net().parameters()))
 
 
 @TIMED
