@@ -166,5 +166,5 @@ def amount(count: float) -> str:
     """A number of bytes in the unit that suits it."""
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", 2**10)):
         if count >= size:
-            return f"{count / size:.3g} {unit}"
+            return f"{count / size:#.3g} {unit}"
     return f"{count:.0f} B"

@@ -14,13 +14,11 @@ def of_runs(runs: pd.DataFrame) -> str:
     steps = extent(runs.steps, "{:,.0f}")
     tokens = extent(runs.tokens / 1e6, "{:.3g}")
     seeds = runs.groupby(["study", "model", "label"]).size()
-    commits = listed(sorted({str(c)[:10] for c in runs.commit.fillna("unknown")}))
     text = (
         f"Model: {models}. Data: {data_names(runs)}. {steps} steps, {tokens} million tokens, "
         f"{extent(runs.epochs, '{:.2g}')} epochs of the data; seeds per line: "
-        f"{extent(seeds, '{:.0f}')}. Commit {commits}"
+        f"{extent(seeds, '{:.0f}')}. {code(runs)}"
     )
-    text += " with uncommitted changes." if runs.dirty.any() else "."
     repeated = sorted(set(runs.label[runs.epochs > 1]))
     if repeated:
         text += (
@@ -36,10 +34,19 @@ def of_runs(runs: pd.DataFrame) -> str:
     return text
 
 
+def code(runs: pd.DataFrame) -> str:
+    """The commits that the runs were made from."""
+    commits = sorted({str(c)[:10] for c in runs.commit.fillna("unknown")})
+    named = listed(commits) if len(commits) < 4 else f"{len(commits)} commits (provenance.json)"
+    changed = ", with uncommitted changes" if runs.dirty.any() else ""
+    return f"Code: {named}{changed}."
+
+
 def rates(runs: pd.DataFrame) -> str:
     """The peak learning rate of each method: curves depend on it."""
     used = runs.groupby("label", sort=False).lr.agg(lambda lr: extent(lr, "{:g}"))
-    return f"Peak learning rates: {listed(f'{label} {lr}' for label, lr in used.items())}."
+    rates = listed(f"{label} {lr}" for label, lr in used.items())
+    return f"Peak learning rates (experiments/methods says where from): {rates}."
 
 
 def intervals(runs: pd.DataFrame) -> str:

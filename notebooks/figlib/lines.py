@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from . import style
 
-OFF_SCALE = 1.5  # a final value above this many times the median is named, not drawn, in the zoom
+OFF_SCALE = 1.5  # a line that ends above this many times the median is not in the enlargement
 MARKERS_PER_LINE = 5
 GAP_POINTS = 9.5  # distance of two end labels
 
@@ -96,9 +96,10 @@ def baseline(axis: Axes, perplexity: float) -> None:
 
 
 def enlarge(axis: Axes, rows: pd.DataFrame) -> None:
-    """Limit the y axis to the bulk of the lines; those far above it leave the picture."""
-    limit = OFF_SCALE * float(rows.groupby("label").perplexity.last().median())
-    inside = rows.perplexity[rows.perplexity <= limit]
+    """Fit the y axis to the lines that end near the others; one far above leaves the picture."""
+    ends = rows.groupby("label").perplexity.last()
+    near = ends.index[ends <= OFF_SCALE * ends.median()]
+    inside = rows.perplexity[rows.label.isin(near)]
     margin = max(1.02, (inside.max() / inside.min()) ** 0.08)
     axis.set_yscale("log")
     axis.set_ylim(inside.min() / margin, inside.max() * margin)

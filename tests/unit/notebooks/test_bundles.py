@@ -1,5 +1,6 @@
 """Bundles: complete, the same bytes each time, escaped; the gallery lists each."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -130,7 +131,7 @@ def test_captions_tell_model_data_steps_seeds_commit_and_repetition() -> None:
     runs = source(seeds=3).runs
     text = captions.of_runs(runs)
     for part in ("nano (0.46 M weights)", "made_up-bpe2048-00000000", "300 steps", "0.614 million",
-                 "seeds per line: 3", "Commit 0123456789."):  # fmt: skip
+                 "seeds per line: 3", "Code: 0123456789."):  # fmt: skip
         assert part in text
     assert "more than once" not in text
     assert "seen more than once** by every method" in captions.of_runs(runs.assign(epochs=1.5))
@@ -154,6 +155,18 @@ def test_gallery_lists_each_bundle(convergence: Path, tmp_path: Path) -> None:
     assert "@software{memopt" in text
 
 
+def test_committed_bundles_are_whole_and_listed() -> None:
+    """What paper_figures/ holds is what the notebooks wrote, and its page is up to date."""
+    folder = REPO / "paper_figures"
+    if not folder.is_dir():
+        pytest.skip("no bundles here: run the smoke suite")
+    for record in gallery.read_bundles(folder):
+        for name, digest in record["sha256"].items():
+            content = (folder / record["id"] / name).read_bytes()
+            assert hashlib.sha256(content).hexdigest() == digest, f"{record['id']}/{name}"
+    assert (folder / "README.md").read_text(encoding="utf-8") == gallery.page(folder)
+
+
 def test_gallery_names_what_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,5 +187,5 @@ def test_end_labels_do_not_overlap() -> None:
 
 def test_amounts_have_units() -> None:
     assert bars.amount(0) == "0 B"
-    assert bars.amount(1536) == "1.5 KiB"
+    assert bars.amount(1536) == "1.50 KiB"
     assert bars.amount(12.55 * 2**30) == "12.6 GiB"
