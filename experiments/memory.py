@@ -55,6 +55,7 @@ class PrintedRow(spec.Strict):
 
     method: str
     arguments: dict[str, Any] = {}
+    targets: str = "auto"
     values: dict[str, Annotated[str, Field(pattern=r"^\d+(\.\d+)?$")]]
     part: Literal["weights", "gradients", "states", "projections"] | None = None
     unit: str | None = None
@@ -155,12 +156,13 @@ def _printed_row(table: PrintedTable, row: PrintedRow, model: str, value: str) -
         return figure
     dtype = row.dtype or rule.dtype
     arguments = _stored(row.method, row.arguments, rule.storage)
-    counted = _predicted(model, row.method, dtype, json.dumps(arguments)).counted(rule, row.part)
+    report = _predicted(model, row.method, dtype, json.dumps(arguments), row.targets)
+    counted = report.counted(rule, row.part)
     ours = convert(counted, unit)
     agreement = agrees(ours, value)
     return (
         figure
-        | _what(model, row.method, dtype, arguments)
+        | _what(model, row.method, dtype, arguments, row.targets)
         | {
             "bytes": counted,
             "ours": ours,
@@ -180,8 +182,10 @@ def agrees(ours: float, printed: str) -> str:
 
 
 @cache
-def _predicted(model: str, method: str, dtype: str, arguments: str) -> Report:
-    return predict(model, method, dtype, **json.loads(arguments))
+def _predicted(
+    model: str, method: str, dtype: str, arguments: str, targets: str = "auto"
+) -> Report:
+    return predict(model, method, dtype, targets=targets, **json.loads(arguments))
 
 
 def _stored(method: str, arguments: dict[str, Any], storage: str) -> dict[str, Any]:
@@ -190,14 +194,17 @@ def _stored(method: str, arguments: dict[str, Any], storage: str) -> dict[str, A
     return {"storage": storage, **arguments} if has_choice else arguments
 
 
-def _what(model: str, method: str, dtype: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The columns that identify a computed figure."""
+def _what(
+    model: str, method: str, dtype: str, arguments: dict[str, Any], targets: str = "auto"
+) -> dict[str, Any]:
+    """The columns that identify a computed figure; unusual targets stand among the arguments."""
     entry = catalog.get(method)
     storage = arguments.get("storage") or entry.arguments().get("storage") or entry.storage
+    shown = {key: value for key, value in arguments.items() if key != "storage"}
     return {
         "model": model,
         "method": method,
-        "arguments": json.dumps({k: v for k, v in arguments.items() if k != "storage"}),
+        "arguments": json.dumps(shown | ({} if targets == "auto" else {"targets": targets})),
         "dtype": dtype,
         "storage": storage,
     }

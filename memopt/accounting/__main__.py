@@ -64,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
         "--dtype", help=f"of weights and gradients: {', '.join(DTYPES)} (default float32)"
     )
     parser.add_argument(
+        "--targets",
+        default="auto",
+        help="what the method treats: auto, all-linear, or parts of module names: attn,mlp",
+    )
+    parser.add_argument(
         "--convention",
         help=f"count as a paper does, in its precision and unit: {', '.join(CONVENTIONS)}",
     )
@@ -104,12 +109,14 @@ def _reports(
     for key in arguments:
         if key not in everything and key != "storage":
             raise unknown(f"argument of {', '.join(methods)}", key, everything)
+    word = options.targets
+    targets = word if word in ("auto", "all-linear") else word.split(",")
     shapes.module_of(options.model)  # its errors first: they are no method's fault
     reports = []
     for method in methods:
         own = {key: value for key, value in arguments.items() if key in known[method]}
         try:
-            reports.append(predict(options.model, method, dtype, **own))
+            reports.append(predict(options.model, method, dtype, targets=targets, **own))
         except ValueError as error:
             raise ValueError(f"{method}: {error}") from None
     return reports

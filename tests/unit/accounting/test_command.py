@@ -40,6 +40,17 @@ def test_comparison_passes_each_method_its_arguments(capsys) -> None:
     assert [report["arguments"] for report in json.loads(out)] == [{}, {"level": 1}, {"rank": 512}]
 
 
+def test_targets(capsys) -> None:
+    states = {}
+    for words in ([], ["--targets", "all-linear"], ["--targets", "mlp"]):
+        code, out, _ = run(capsys, "llama_micro", "--method", "gwt", "--json", *words)
+        assert code == 0
+        states[tuple(words)] = [group["elements"] for group in json.loads(out)["groups"]]
+    mlp = 2 * 3 * 32 * 88  # layers, matrices, shape
+    assert states[()] == states[("--targets", "all-linear")]
+    assert states[("--targets", "mlp")] == [mlp, 58_016 - mlp]
+
+
 def test_a_configuration_file_is_a_model(capsys, tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(shapes.named("llama_nano")))
     code, out, _ = run(capsys, str(tmp_path), "--method", "adamw", "--json")
@@ -61,6 +72,7 @@ def test_a_configuration_file_is_a_model(capsys, tmp_path) -> None:
         (["llama_7b", "--method", "gwt", "--storage", "9bit"], "Did you mean '8bit'"),
         (["llama_7b", "--compare", "gwt", "--convention", "coop"], "Did you mean 'coap'"),
         (["llama_7b"], "--method"),
+        (["llama_7b", "--method", "gwt", "--targets", "mpl"], "Did you mean 'mlp'"),
     ],
 )
 def test_bad_input_is_one_line(capsys, words: list[str], message: str) -> None:

@@ -35,6 +35,17 @@ def test_coap_llama_7b_8bit() -> None:
     assert report.states + report.projections == pytest.approx(5380.51 * 2**20 + scales, abs=5e3)
 
 
+@pytest.mark.parametrize(
+    ("model", "ratio", "adamw", "coap"),
+    [("ddpm_cifar10", 1.5, 272.72, 213.99), ("ddpm_celebahq", 2, 867.26, 522.77)],
+)
+def test_coap_ddpm(model: str, ratio: float, adamw: float, coap: float) -> None:
+    baseline = predict(model, "adamw", "float32").states / 2**20
+    assert baseline == pytest.approx(adamw, abs=0.005)
+    tucker = predict(model, "coap", "float32", targets="all-linear", rank_ratio=ratio)
+    assert (tucker.states + tucker.projections) / 2**20 == pytest.approx(coap, abs=0.005)
+
+
 def test_lomo_table_1() -> None:
     mixed = predict("llama_7b", "adamw", "mixed")
     assert mixed.weights / 2**30 == pytest.approx(12.55, rel=EXACT)

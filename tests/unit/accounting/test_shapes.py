@@ -35,6 +35,9 @@ VARIANTS = {  # every field that changes a parameter
     "bert": {"model_type": "bert", "max_position_embeddings": 40, "type_vocab_size": 3},
     "roberta": {"model_type": "roberta", "max_position_embeddings": 40, "type_vocab_size": 1},
 }
+TEXT_SHAPES = [name for name in shapes.names() if "model_type" in shapes.named(name)]
+UNETS = {"ddpm_cifar10": 35.75, "ddpm_celebahq": 113.67}  # millions, as COAP states them
+UNET = shapes.named("ddpm_cifar10")
 SMALL = {
     "vocab_size": 96,
     "hidden_size": 64,
@@ -66,13 +69,13 @@ def treated(model: nn.Module) -> list[str]:
     return [name for group in groups if group["treated"] for name, _ in group["params"]]
 
 
-@pytest.mark.parametrize("name", shapes.names())
+@pytest.mark.parametrize("name", TEXT_SHAPES)
 def test_stated_count_is_that_of_transformers(name: str) -> None:
     model = real(shapes.named(name))
     assert sum(p.numel() for p in model.parameters()) == shapes.parameters(name)
 
 
-@pytest.mark.parametrize("name", shapes.names())
+@pytest.mark.parametrize("name", TEXT_SHAPES)
 def test_named_skeleton_is_transformers_model(name: str) -> None:
     skeleton, model = shapes.module_of(name), real(shapes.named(name))
     assert layout(skeleton) == layout(model)
@@ -107,6 +110,17 @@ def test_counts_of_the_papers(name: str) -> None:
     assert round(matrices / 1e6, 1) == TREATED_MILLIONS[name]
 
 
+@pytest.mark.parametrize("name", UNETS)
+def test_unets_have_the_stated_count(name: str) -> None:
+    count = sum(p.numel() for p in shapes.module_of(name).parameters())
+    assert count == shapes.parameters(name)
+    assert round(count / 1e6, 2) == UNETS[name]
+
+
+def test_every_shape_is_checked_against_something() -> None:
+    assert sorted([*TEXT_SHAPES, *UNETS]) == sorted(shapes.names())
+
+
 def test_every_source_of_a_configuration_gives_the_same(tmp_path) -> None:
     config = shapes.named("llama_micro")
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -129,10 +143,14 @@ def test_named_shape_is_a_copy() -> None:
         (SMALL | {"model_type": "llama", "hidden_size": "64"}, ["hidden_size", "'64'", "integer"]),
         (SMALL | {"model_type": "llama", "hidden_size": 0}, ["hidden_size", "positive"]),
         (SMALL | {"model_type": "bert"}, ["max_position_embeddings"]),
+        (UNET | {"block_out_channels": 8}, ["block_out_channels", "list"]),
+        (UNET | {"block_out_channels": [8, -1]}, ["block_out_channels", "-1"]),
+        (UNET | {"up_block_types": ["UpBlock2D"]}, ["up_block_types", "4 names"]),
+        (UNET | {"down_block_types": ["DownBlock"] * 4}, ["down_block_types", "DownBlock2D"]),
     ],
 )
 def test_a_bad_configuration_names_its_field(config: dict, words: list[str]) -> None:
-    with pytest.raises(shapes.ConfigError) as caught:
+    with pytest.raises(ValueError) as caught:
         shapes.module_of(config)
     for word in words:
         assert word in str(caught.value)
