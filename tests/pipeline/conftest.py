@@ -34,7 +34,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=3600,  # a hang, not a slow machine
         )
 
     def run(self, *arguments: str) -> str:
@@ -109,14 +109,14 @@ def finished(finished_stub: tuple[Project, str], tmp_path: Path) -> Project:
 
 @pytest.fixture
 def wait_until() -> Callable[[Callable[[], bool]], None]:
-    """Waits for a condition, which must come true within a minute."""
+    """Waits for a condition, which must come true within ten minutes."""
     import time
 
     def wait(condition: Callable[[], bool]) -> None:
-        for _ in range(600):
+        for _ in range(6000):
             if condition():
                 return
             time.sleep(0.1)
-        raise AssertionError("waited for a minute in vain")
+        raise AssertionError("waited ten minutes in vain")
 
     return wait
