@@ -35,11 +35,9 @@ class AccumulateInBackward(Handle):
         self._take(param)
 
     def _take(self, param: Tensor) -> None:
-        if self._exchanged(param):
-            self._measure(param)
-            if self._finite(param):
-                assert param.grad is not None
-                self.fold(param, param.grad)
+        if self._exchanged(param) and self._usable(param):
+            assert param.grad is not None
+            self.fold(param, param.grad)
         param.grad = None
 
     def fold(self, param: Tensor, grad: Tensor) -> None:

@@ -164,27 +164,32 @@ class Handle:
         assert param.grad is not None
         return self.exchange is None or self.exchange.gradient(self, param, param.grad)
 
-    def _finite(self, param: Tensor) -> bool:
-        """Applies the optimizer's non-finite policy to one gradient."""
-        check = getattr(self.optimizer, "check_finite", None)
+    def _usable(self, param: Tensor) -> bool:
+        """Measures a gradient and applies the optimizer's non-finite policy to it."""
+        square, group = self._measure(param), self.group_of(param)
+        if group.get("nonfinite", "ignore") == "ignore" or bool(square.isfinite()):
+            return True
         try:
-            return check is None or check([(param, self.group_of(param))])
+            usable: bool = self.optimizer.check_finite([(param, group)])
         except NonFiniteGradientError:
             raise NonFiniteGradientError(
                 f"the gradient of {self._name(param)!r} is not finite. It was not used, but "
                 "gradients that backward reached before it were: go back to a checkpoint, or pass "
                 "nonfinite='skip'."
             ) from None
+        return usable
 
-    def _measure(self, param: Tensor) -> None:
-        """Adds the gradient's squared norm on its device, without synchronisation."""
-        assert param.grad is not None
-        if param.grad.is_sparse:
-            return  # the optimizer refuses it, in better words
-        precise = torch.float64 if param.grad.dtype is torch.float64 else torch.float32
-        square = torch.linalg.vector_norm(param.grad, dtype=precise).square()
-        device = param.grad.device
-        self.squares[device] = self.squares[device] + square if device in self.squares else square
+    def _measure(self, param: Tensor) -> Tensor:
+        """The gradient's squared norm, also added up on its device."""
+        grad = param.grad
+        assert grad is not None
+        if grad.is_sparse:
+            return torch.zeros(())  # the optimizer refuses it, in better words
+        precise = torch.float64 if grad.dtype is torch.float64 else torch.float32
+        square = torch.linalg.vector_norm(grad, dtype=precise).square()
+        before = self.squares.get(grad.device)
+        self.squares[grad.device] = square if before is None else before + square
+        return square
 
     def _norm(self) -> Tensor:
         if not self.squares:

@@ -66,7 +66,8 @@ class UpdateInBackward(Handle):
             self._run(self._drop, loss, retain_graph=True)
             factor = self._clip_factor()
             self.fired.clear()
-            self._run(lambda param: self._update(param, factor), loss)
+            if not self._skip:
+                self._run(lambda param: self._clip_and_update(param, factor), loss)
         return loss.detach()
 
     # ---- what happens to a gradient --------------------------------------------------------
@@ -85,18 +86,24 @@ class UpdateInBackward(Handle):
 
     def _count(self, param: Tensor) -> None:
         if self.fired[param] == self.micro_batches:
-            if self._exchanged(param):
-                self._measure(param)
-            self._update(param)
+            self._exchanged(param)
+            if self._usable(param):
+                self._update(param)
+            else:
+                param.grad = None
 
     def _hold(self, param: Tensor) -> None:
         """Leaves the gradient where it is."""
 
     def _drop(self, param: Tensor) -> None:
         self._exchanged(param)
-        self._finite(param)
-        self._measure(param)
+        self._skip |= not self._usable(param)
         param.grad = None
+
+    def _clip_and_update(self, param: Tensor, factor: Tensor) -> None:
+        self._exchanged(param)
+        _scale(param, factor)
+        self._update(param)
 
     def _refuse(self, param: Tensor) -> None:
         raise UnsupportedCombination(
@@ -106,14 +113,8 @@ class UpdateInBackward(Handle):
             "clipping by value (clip_value)."
         )
 
-    def _update(self, param: Tensor, factor: Tensor | None = None) -> None:
-        grad = param.grad
-        assert grad is not None
-        if factor is not None:
-            self._exchanged(param)
-            _scale(param, factor)
-        if self._finite(param):
-            self.optimizer.step_parameter(param, grad, self.group_of(param))
+    def _update(self, param: Tensor) -> None:
+        self.optimizer.step_parameter(param, param.grad, self.group_of(param))
         param.grad = None
         self._updated.add(param)
 
@@ -145,6 +146,7 @@ class UpdateInBackward(Handle):
     def _reset(self) -> None:
         super()._reset()
         self._updated: set[Tensor] = set()
+        self._skip = False
 
 
 def _scale(param: Tensor, factor: Tensor) -> None:

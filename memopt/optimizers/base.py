@@ -366,11 +366,16 @@ class MemoptOptimizer(torch.optim.Optimizer):
         ]
         if not watched:
             return True
-        norms = torch._foreach_norm([p.grad for p, _ in watched], ord=float("inf"))  # type: ignore[misc]
+        norms = torch._foreach_norm([p.grad for p, _ in watched])  # type: ignore[misc]
         finite = torch.stack([n.float().isfinite().to(watched[0][0].device) for n in norms])
         if bool(finite.all()):
             return True
-        param, group = watched[int(torch.nonzero(~finite)[0])]
+        # a norm may overflow where the gradient does not; it is the cheapest screen all the same
+        suspects = [watched[index] for index in torch.nonzero(~finite).flatten().tolist()]
+        bad = [(p, g) for p, g in suspects if not p.grad.isfinite().all()]
+        if not bad:
+            return True
+        param, group = bad[0]
         if group["nonfinite"] == "raise":
             raise NonFiniteGradientError(
                 f"the gradient of {self.name_of(param)!r} is not finite; no weight was changed. "

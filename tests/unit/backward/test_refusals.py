@@ -214,6 +214,31 @@ def test_nan_gradient_skipped(name) -> None:
     assert not torch.equal(model.blocks[1].weight, before)
 
 
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_nan_gradient_with_exact_clipping_changes_nothing(policy) -> None:
+    """The first of the two backward passes finds it."""
+    model, twin = toys.net(), toys.net()
+    optimizer = toys.build("lomo", model, max_norm=1.0, nonfinite=policy)
+    hook = model.blocks[0].weight.register_hook(lambda grad: grad * float("nan"))
+
+    def backward() -> None:
+        optimizer.timing.backward(lambda: toys.loss_of(model, toys.batches(1)[0]))
+
+    if policy == "raise":
+        with pytest.raises(NonFiniteGradientError, match=r"blocks\.0\.weight"):
+            backward()
+        optimizer.zero_grad()
+    else:
+        backward()
+        optimizer.step()
+        assert optimizer.param_groups[0]["skipped_steps"] == 1
+    assert toys.same(model, twin)
+    hook.remove()
+    backward()
+    optimizer.step()
+    assert not toys.same(model, twin)
+
+
 @pytest.mark.parametrize(
     "make, reason",
     [
