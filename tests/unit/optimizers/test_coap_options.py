@@ -158,6 +158,35 @@ def test_convolutions_in_every_storage(variant, rotate, storage) -> None:
         loss.backward()
         optimizer.step()
     assert float(loss.detach()) < 0.8 * float(target.square().mean())
+    # the last refresh, at step 19, was a recalibration
+    for mode in (0, 1):
+        basis = optimizer.state[weight][f"projection_{mode}"].double()
+        error = basis.T @ basis - torch.eye(basis.shape[1], dtype=torch.float64)
+        assert float(error.norm()) < (5e-2 if storage == "bfloat16" else 1e-5)
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (3, 1)])
+def test_factors_take_one_step_by_their_own_gradients(kernel) -> None:
+    # the official code never clears them: its second step would add the first gradient
+    weight = nn.Parameter(torch.zeros(64, 50, *kernel, dtype=torch.float64))
+    optimizer = COAP([weight], rank_ratio=9.0, update_interval=1, recalibrate_every=10)
+    modes = (0, 1) if kernel[1] > 1 else (0,)
+    for seed in range(4):
+        state = optimizer.state[weight]
+        if seed:
+            old = {mode: nn.Parameter(state[f"projection_{mode}"].clone()) for mode in modes}
+            exp_avg = state["exp_avg"].clone()
+        weight.grad = 3 * draw(64, 50, *kernel, seed=seed)
+        optimizer.step()
+        if seed:
+            rebuilt = tucker.back(tucker.project(weight.grad, old), old)
+            estimate = tucker.back(exp_avg, old)
+            cosine = nn.functional.cosine_similarity(estimate, weight.grad, dim=1).mean()
+            (nn.functional.mse_loss(rebuilt, weight.grad) * (1 - cosine)).backward()
+            for mode in modes:
+                nn.utils.clip_grad_norm_([old[mode]], 1.0)
+                expected = (old[mode] - 0.1 * old[mode].grad).detach()
+                torch.testing.assert_close(state[f"projection_{mode}"], expected)
 
 
 # ---- rules and rotation --------------------------------------------------------------------
