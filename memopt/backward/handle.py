@@ -111,7 +111,8 @@ class Handle:
                 if param not in self._index:
                     self._own(param)
                     self._index[param] = index
-                    self._hooks.append(self._hook(param))
+                    if param.is_floating_point():  # frozen integers (quantised weights) have none
+                        self._hooks.append(self._hook(param))
 
     def params(self) -> Iterator[Tensor]:
         """All parameters, in the order of the groups."""

@@ -227,6 +227,26 @@ def test_group_added_later(name) -> None:
     assert {g["lr"] for g in added[model].param_groups} == {0.02, 0.3}
 
 
+@pytest.mark.parametrize("name", ["adama", *toys.IN_BACKWARD])
+def test_frozen_integer_weights_are_left_alone(name) -> None:
+    model = toys.net()
+    codes = torch.arange(4, dtype=torch.int8)
+    model.codes = torch.nn.Parameter(codes.clone(), requires_grad=False)
+    toys.train(model, toys.build(name, model), toys.batches(2))
+    assert torch.equal(model.codes, codes)
+
+
+@pytest.mark.parametrize("factory", [memopt.AdamA, memopt.LOMO, memopt.AdaLomo])
+def test_huge_gradients_are_finite(factory) -> None:
+    """The screen's norm overflows, the gradient does not."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = factory([weight], lr=1e-30)
+    (weight * 1e30).sum().backward()
+    optimizer.step()
+    assert optimizer.state[weight]["step"] == 1
+    assert weight.isfinite().all()
+
+
 def test_remove_gives_the_ordinary_optimizer_back() -> None:
     for name in toys.METHODS:
         plain, model = toys.net(), toys.net()
