@@ -81,3 +81,20 @@ def test_one_step_counter(factory, arguments, storage) -> None:
     # bfloat16 moments: eight bits of m and v, each rounded three times
     assert param.item() == pytest.approx(0.7, abs=3e-3 if storage == "bfloat16" else 1e-5)
     assert optimizer.state[param]["step"] == 3
+
+
+def test_adamw_of_the_catalog_is_torchs() -> None:
+    models = []
+    for make in (
+        lambda model: memopt.create("adamw", model, lr=0.01, weight_decay=0.1),
+        lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1),
+    ):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2))
+        optimizer = make(model)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(3, 6)).square().sum().backward()
+            optimizer.step()
+        models.append(model.state_dict())
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])

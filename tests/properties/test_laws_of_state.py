@@ -1,6 +1,7 @@
 """The laws of state that every method keeps, whatever its algorithm."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 import memopt
 from memopt import NonFiniteGradientError
 from memopt.states import blockwise, nbytes
+from memopt.subspaces import tucker
 from tests.properties.variants import (
     METHODS,
     SHAPES,
@@ -24,6 +26,14 @@ from tests.properties.variants import (
 
 every_method = pytest.mark.parametrize("variant", METHODS.values(), ids=METHODS)
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_kernels() -> Iterator[None]:
+    """COAP projects even the small kernels of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tucker, "PLAIN_ELEMENTS", 1)
+        yield
 
 
 def train(optimizer, params: dict[str, nn.Parameter], steps: range) -> None:

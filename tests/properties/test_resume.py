@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from memopt.states import blockwise
+from memopt.subspaces import tucker
 from tests.properties.variants import METHODS, STORAGES, VARIANTS, build, parameters, pull, tensors
 
 STEPS, STOP = 12, 5
@@ -16,8 +17,9 @@ STEPS, STOP = 12, 5
 
 @pytest.fixture
 def tiny_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps even the small moments of these tests in 8 bits."""
+    """Keeps even the small moments of these tests in 8 bits, and small kernels in Tucker form."""
     monkeypatch.setattr(blockwise, "MINIMUM_ELEMENTS", 1)
+    monkeypatch.setattr(tucker, "PLAIN_ELEMENTS", 1)
 
 
 def through_a_file(content: dict) -> dict:

@@ -23,6 +23,8 @@ VARIANTS: dict[str, Variant] = {
     "galore, refresh on resume": ("galore", {"rank": 3, "update_interval": 5}),
     "galore left": ("galore", {"rank": 3, "update_interval": 2, "side": "left"}),
     "galore adafactor": ("galore", {"rank": 3, "update_interval": 3, "rule": "adafactor"}),
+    "galore adam_mini": ("galore", {"rank": 3, "update_interval": 3, "rule": "adam_mini"}),
+    "galore muon": ("galore", {"rank": 3, "update_interval": 3, "rule": "muon"}),
     "coap": ("coap", {"rank": 3, "update_interval": 2, "recalibrate_every": 2}),
     "coap, refresh on resume": ("coap", {"rank": 3, "update_interval": 5, "recalibrate_every": 2}),
     "coap, recalibration on resume": (
@@ -36,6 +38,7 @@ VARIANTS: dict[str, Variant] = {
         },
     ),
     "coap adafactor": ("coap", {"rank": 3, "update_interval": 3, "rule": "adafactor"}),
+    "coap adam_mini": ("coap", {"rank": 3, "update_interval": 3, "rule": "adam_mini"}),
     "coap muon": ("coap", {"rank": 3, "update_interval": 3, "rule": "muon"}),
 }  # fmt: skip
 """Name to catalog method and arguments; intervals put the fifth step on and off a refresh."""
