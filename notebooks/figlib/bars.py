@@ -112,7 +112,7 @@ def _stack(axis: Axes, y: int, bar: Any) -> None:
         edgecolor=style.WEIGHTS, lw=0,
     )  # fmt: skip
     axis.annotate(
-        f"{kept:#.3g}",
+        style.digits(kept, 3),
         (kept + bar.gradients / GIB, y),
         xytext=(5, 0),
         textcoords="offset points",
@@ -166,5 +166,5 @@ def amount(count: float) -> str:
     """A number of bytes in the unit that suits it."""
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", 2**10)):
         if count >= size:
-            return f"{count / size:#.3g} {unit}"
+            return f"{style.digits(count / size, 3)} {unit}"
     return f"{count:.0f} B"

@@ -83,7 +83,7 @@ def baseline(axis: Axes, perplexity: float) -> None:
     """A dashed reference: what knowing the words' frequencies alone gives."""
     axis.axhline(perplexity, color=style.MUTED, lw=1.0, ls=(0, (4, 3)), zorder=1)
     axis.annotate(
-        f"unigram baseline {perplexity:.4g}",
+        f"unigram baseline {style.digits(perplexity, 4)}",
         (1.0, perplexity),
         xycoords=axis.get_yaxis_transform(),
         xytext=(0, 3),
@@ -117,7 +117,7 @@ def label_ends(axis: Axes, rows: pd.DataFrame) -> None:
         color = style.look(end.method).color
         line = {"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 1}
         axis.annotate(
-            f"{label}  {end.perplexity:.4g}{' ↑' if above else ''}",
+            f"{label}  {style.digits(end.perplexity, 4)}{' ↑' if above else ''}",
             (1.0, min(end.perplexity, top)),
             xycoords=axis.get_yaxis_transform(),
             xytext=(14, shift),

@@ -142,6 +142,11 @@ def use() -> None:
     mpl.rcParams["axes.formatter.useoffset"] = False
 
 
+def digits(value: float, count: int) -> str:
+    """``value`` with ``count`` significant digits, zeros included: 2.50, 173."""
+    return f"{value:#.{count}g}".rstrip(".")
+
+
 def readable(color: str) -> str:
     """``color``, darkened until text in it has a contrast of 4.5 on white (WCAG AA)."""
     rgb = np.array(mpl.colors.to_rgb(color))

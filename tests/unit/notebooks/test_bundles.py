@@ -188,4 +188,5 @@ def test_end_labels_do_not_overlap() -> None:
 def test_amounts_have_units() -> None:
     assert bars.amount(0) == "0 B"
     assert bars.amount(1536) == "1.50 KiB"
+    assert bars.amount(173 * 2**20) == "173 MiB"
     assert bars.amount(12.55 * 2**30) == "12.6 GiB"
