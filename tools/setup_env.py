@@ -17,6 +17,7 @@ REPO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(REPO, ".venv")
 LOCK = os.path.join(REPO, "requirements.lock")
 STAMP = os.path.join(VENV, "memopt.stamp")  # the hash of what .venv was made from
+PROMPT = "memopt"  # by it an environment made here is told from anybody else's
 OLDEST = (3, 11)
 NEWER = ("python3.11", "python3.12", "python3.13", "python3.14")  # looked for when it is too old
 NEEDED_GB = 5  # with a CPU build of torch; the CUDA build takes some 5 GB more
@@ -34,18 +35,12 @@ def fingerprint():
         return hashlib.sha256(file.read() + sys.version.encode() + VENV.encode()).hexdigest()
 
 
-def read_stamp():
-    """The stamp of an environment made here, or None."""
-    if not os.path.exists(STAMP):
-        return None
-    with open(STAMP) as file:
+def read(path):
+    """The text of a file, empty where there is none."""
+    if not os.path.exists(path):
+        return ""
+    with open(path) as file:
         return file.read()
-
-
-def write_stamp(text):
-    """Marks .venv as made here."""
-    with open(STAMP, "w") as file:
-        file.write(text)
 
 
 def check_python():
@@ -71,7 +66,8 @@ def check_python():
 
 def check_place():
     """Asks for room, and for a .venv that is ours to replace."""
-    if os.path.exists(VENV) and read_stamp() is None:
+    ours = "prompt = '{}'".format(PROMPT) in read(os.path.join(VENV, "pyvenv.cfg"))
+    if os.path.exists(VENV) and not ours:
         stop(
             "{} was not made by this project's make, so it is left alone.\n"
             "  Move or remove it, then run the same command again.".format(VENV)
@@ -100,12 +96,11 @@ def pip(arguments, what):
         for line in process.stdout:
             log.write(line)
             seen += line.startswith("Collecting")
-            if sys.stdout.isatty():
-                sys.stdout.write("\r  {}: {} packages found".format(what, seen))
-                sys.stdout.write(", installing" if line.startswith("Installing") else "")
+            installing = line.startswith("Installing collected")
+            if seen and (sys.stdout.isatty() or installing):
+                end = ", now installing\n" if installing else ""
+                sys.stdout.write("\r  {}: {} packages found{}".format(what, seen, end))
                 sys.stdout.flush()
-    if sys.stdout.isatty():
-        sys.stdout.write("\n")
     if process.wait():
         with open(log_path) as log:
             tail = "".join(log.readlines()[-12:])
@@ -125,7 +120,7 @@ def main():
         os.execv(base, [base, os.path.abspath(__file__)])
     check_python()
     wanted = fingerprint()
-    if read_stamp() == wanted:
+    if read(STAMP) == wanted:
         return
     check_place()
     started = time.time()
@@ -133,13 +128,13 @@ def main():
     print("[memopt] making .venv with Python {} ({})".format(version, sys.executable))
     import venv
 
-    venv.create(VENV, clear=True, with_pip=True)
-    write_stamp("unfinished")
+    venv.create(VENV, clear=True, with_pip=True, prompt=PROMPT)
     print("[memopt] installing the packages of requirements.lock: some minutes, ~3 GB on disk")
     sys.stdout.flush()
     pip(["-r", LOCK], "requirements.lock")
     pip(["--no-deps", "-e", REPO], "memopt")
-    write_stamp(wanted)
+    with open(STAMP, "w") as file:
+        file.write(wanted)
     print("[memopt] .venv is ready after {:.0f} s".format(time.time() - started))
     sys.stdout.flush()
 

@@ -9,6 +9,15 @@ import pytest
 from tools import setup_env
 
 
+def stand_in(path: str, clear: bool, with_pip: bool, prompt: str) -> None:
+    """What is left of `venv.create` when all is mocked: the folder and its configuration."""
+    assert clear
+    assert with_pip
+    shutil.rmtree(path, ignore_errors=True)
+    Path(path).mkdir()
+    Path(path, "pyvenv.cfg").write_text(f"prompt = {prompt!r}\n")
+
+
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A clone with a lock and no environment; making one is recorded instead of done."""
@@ -17,7 +26,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(setup_env, "LOCK", str(tmp_path / "requirements.lock"))
     monkeypatch.setattr(setup_env, "VENV", str(tmp_path / ".venv"))
     monkeypatch.setattr(setup_env, "STAMP", str(tmp_path / ".venv" / "memopt.stamp"))
-    monkeypatch.setattr("venv.create", lambda path, clear, with_pip: Path(path).mkdir())
+    monkeypatch.setattr("venv.create", stand_in)
     return tmp_path
 
 
@@ -42,12 +51,11 @@ def test_lock_first_then_the_project_alone(clone: Path, installs: list[list[str]
 
 
 def test_second_time_nothing_and_again_after_a_new_lock(
-    clone: Path, installs: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    clone: Path, installs: list[list[str]]
 ) -> None:
     setup_env.main()
     setup_env.main()
     assert len(installs) == 2
-    monkeypatch.setattr("venv.create", lambda path, clear, with_pip: None)
     (clone / "requirements.lock").write_text("six==1.16.0\n")
     setup_env.main()
     assert len(installs) == 4
@@ -62,7 +70,6 @@ def test_a_broken_off_installation_starts_anew(
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(setup_env, "pip", killed)
         setup_env.main()
-    monkeypatch.setattr("venv.create", lambda path, clear, with_pip: None)
     setup_env.main()
     assert len(installs) == 2
 
@@ -99,6 +106,7 @@ def test_a_foreign_environment_is_left_alone(
     clone: Path, installs: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (clone / ".venv").mkdir()
+    (clone / ".venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
     assert "left alone" in words(capsys)
     assert installs == []
 
