@@ -59,7 +59,7 @@ def test_the_two_variants_differ(spawned) -> None:
 
 def test_states_of_layers_that_only_some_processes_use(spawned) -> None:
     size = len(spawned)
-    model, optimizer = workers.build("adama", seed=0)
+    model, optimizer = workers.build("AdamA", seed=0)
     for step in range(workers.STEPS):
         for rank, part in enumerate(workers.inputs(step, 1, size)[0]):
             (model(part, (0,) if rank == 0 else (1,)) / size).backward()

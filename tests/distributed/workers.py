@@ -43,8 +43,11 @@ def inputs(step: int, micro_batches: int, processes: int) -> Tensor:
 def build(name: str, seed: int, **arguments: Any) -> tuple[Net, torch.optim.Optimizer]:
     model = Net(seed)
     groups = [{"params": list(model.named_parameters())}]
-    factory = {"adama": memopt.AdamA, "lomo": memopt.LOMO, "adalomo": memopt.AdaLomo}[name]
-    return model, factory(groups, lr=0.05, weight_decay=0.1, **arguments)
+    factory = getattr(memopt, name)
+    optimizer = factory(groups, lr=0.05, weight_decay=0.1, **arguments)
+    if optimizer.timing is None:
+        memopt.accumulate_in_backward(optimizer)
+    return model, optimizer
 
 
 def run(
@@ -70,13 +73,14 @@ def run(
 
 # name -> (optimizer, how it exchanges, micro-batches, its arguments)
 SCENARIOS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
-    "adama-states-1": ("adama", "reduce_states", 1, {}),
-    "adama-states-2": ("adama", "reduce_states", 2, {}),
-    "adama-gradients-2": ("adama", "reduce_gradients", 2, {}),
-    "adama-shards-2": ("adama", "shard_states", 2, {}),
-    "lomo-gradients-1": ("lomo", "reduce_gradients", 1, {}),
-    "lomo-gradients-2": ("lomo", "reduce_gradients", 2, {"micro_batches": 2}),
-    "adalomo-gradients-1": ("adalomo", "reduce_gradients", 1, {}),
+    "adama-states-1": ("AdamA", "reduce_states", 1, {}),
+    "adama-states-2": ("AdamA", "reduce_states", 2, {}),
+    "adama-gradients-2": ("AdamA", "reduce_gradients", 2, {}),
+    "adama-shards-2": ("AdamA", "shard_states", 2, {}),
+    "gwt-shards-2": ("GWT", "shard_states", 2, {"level": 1}),
+    "lomo-gradients-1": ("LOMO", "reduce_gradients", 1, {}),
+    "lomo-gradients-2": ("LOMO", "reduce_gradients", 2, {"micro_batches": 2}),
+    "adalomo-gradients-1": ("AdaLomo", "reduce_gradients", 1, {}),
 }
 
 
@@ -96,7 +100,7 @@ def alone(scenario: str, processes: int) -> dict[str, Any]:
 
 def branches_apart(rank: int, how: str) -> dict[str, Any] | str:
     """Each process uses a branch of its own: (0) on the first, (1) on the others."""
-    model, optimizer = build("adama", seed=rank)
+    model, optimizer = build("AdamA", seed=rank)
     getattr(exchange, how)(optimizer)
     use = (0,) if rank == 0 else (1,)
     size = distributed.get_world_size()
