@@ -10,6 +10,8 @@ rule prepare_data:
         f"{RESULTS}/logs/data/{{data}}.log",
     benchmark:
         f"{RESULTS}/benchmarks/data/{{data}}.tsv"
+    # before any run that could start, since more runs wait for it
+    priority: 1
     conda:
         "../../environment.yml"
     threads: 4
