@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from memopt.errors import unknown
-from memopt.optimizers.base import COMMON_DEFAULTS
 from memopt.params import Targets, param_groups
 
 
@@ -51,7 +50,8 @@ class Method:
         """Keyword arguments of the constructor with their defaults; ``params`` left out."""
         signature = inspect.signature(self.load()).parameters
         own = {name: p.default for name, p in signature.items() if name not in ("params", "common")}
-        return {**own, **COMMON_DEFAULTS} if "common" in signature else own
+        shared: dict[str, Any] = getattr(self.load(), "common_defaults", {})
+        return {**own, **shared} if "common" in signature else own
 
 
 _KEPT = "float32, bfloat16, 8-bit"

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from memopt.optimizers.base import Common, positive
+from memopt.optimizers.arguments import Common, positive
 from memopt.optimizers.lomo import InBackward, clipped
 from memopt.states import Buffer
 
@@ -33,7 +33,7 @@ class AdaLomo(InBackward):
         grouped_normalization: False drops both RMS factors: ``u`` unclipped, ``lr_eff = lr``.
         clip_value: largest magnitude of a gradient element.
         micro_batches, max_norm: see `InBackward` (the authors advise against norm clipping).
-        **common: see `memopt.optimizers.base.Common`; the decay's rate has the RMS factor too.
+        **common: see `memopt.optimizers.arguments.Common`; the decay's rate has the RMS factor too.
     """
 
     def __init__(

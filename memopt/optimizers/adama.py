@@ -9,7 +9,8 @@ from torch import Tensor
 
 from memopt.backward import accumulate_in_backward
 from memopt.errors import unknown
-from memopt.optimizers.base import Common, MemoptOptimizer, positive
+from memopt.optimizers.arguments import Common, positive
+from memopt.optimizers.base import MemoptOptimizer
 from memopt.rules import adam
 from memopt.states import Buffer
 
@@ -32,8 +33,8 @@ class AdamA(MemoptOptimizer):
         v_scale: 1 for AdamA; ``"N"`` for the mean of squared micro-gradients, the v of batch size
             invariant Adam (arXiv 2402.18824).
         micro_batches: N. Needed for ``v_scale="N"``, otherwise counted.
-        **common: see `memopt.optimizers.base.Common`; ``nonfinite`` applies to each micro-gradient
-            as it comes, the decay once per mini-batch.
+        **common: see `memopt.optimizers.arguments.Common`; ``nonfinite`` applies to each
+            micro-gradient as it comes, the decay once per mini-batch.
     """
 
     min_ndim = 0

@@ -7,51 +7,22 @@ precision, weight decay, rounding, the non-finite policy, and checkpoints that k
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from memopt.errors import NonFiniteGradientError, UnsupportedCombination, unknown
 from memopt.optimizers import rounding
+from memopt.optimizers.arguments import COMMON_DEFAULTS, NONFINITE, Common, positive
 from memopt.rules import adam
 from memopt.states import STORAGES, Buffer, allocate, compute_dtype
 
-NONFINITE = ("raise", "skip", "ignore")
 # keys that torch, its schedulers and `param_groups` put beside a method's own
 GROUP_KEYS = {"params", "param_names", "treated", "name", "initial_lr"}
-
-
-class Common(TypedDict, total=False):
-    """Arguments that every memopt optimizer takes beside its own.
-
-    Attributes:
-        weight_decay: decoupled decay, ``W <- W (1 - lr * weight_decay)``; default 0.
-        nonfinite: what to do with NaN or infinite gradients: ``"raise"`` (default) a named error
-            before any weight changes, ``"skip"`` the update and count it in
-            ``group["skipped_steps"]``, or ``"ignore"`` (no check; the only policy without one
-            device synchronisation a step).
-        maximize: ascend instead of descend; default False.
-        rounding: how low-precision weights take an update: ``"nearest"`` (default) or
-            ``"stochastic"`` (bfloat16: right on average, so small updates are not lost).
-    """
-
-    weight_decay: float
-    nonfinite: str
-    maximize: bool
-    rounding: str
-
-
-COMMON_DEFAULTS = {
-    "weight_decay": 0.0,
-    "nonfinite": "raise",
-    "maximize": False,
-    "rounding": "nearest",
-}
 
 
 class MemoptOptimizer(torch.optim.Optimizer):
@@ -76,6 +47,8 @@ class MemoptOptimizer(torch.optim.Optimizer):
     """Whether decoupled weight decay follows the update (GaLore, GWT, COAP) or precedes it."""
     aliases: ClassVar[dict[str, str]] = {}
     """Other projects' group keys and ours for the same thing."""
+    common_defaults: ClassVar[dict[str, Any]] = COMMON_DEFAULTS
+    """Arguments that a family of methods shares, with their defaults."""
     timing: Any = None
     """The `memopt.backward.Handle` that consumes gradients in backward, if there is one."""
     _warned_stall = False
@@ -84,11 +57,11 @@ class MemoptOptimizer(torch.optim.Optimizer):
         self, params: Iterable[Any], defaults: dict[str, Any], **common: Unpack[Common]
     ) -> None:
         for argument in common:
-            if argument not in COMMON_DEFAULTS:
-                raise unknown("argument", argument, set(defaults) | set(COMMON_DEFAULTS))
+            if argument not in self.common_defaults:
+                raise unknown("argument", argument, set(defaults) | set(self.common_defaults))
         self._names: dict[int, str] = {}
         hidden = {"skipped_steps": 0, "treated": None}
-        super().__init__(params, {**COMMON_DEFAULTS, **hidden, **defaults, **common})
+        super().__init__(params, {**self.common_defaults, **hidden, **defaults, **common})
         if not any(True for _ in self.treated_parameters()):
             raise ValueError(
                 f"{type(self).__name__}: nothing to treat: no parameter with {self.suitable} "
@@ -401,20 +374,3 @@ class MemoptOptimizer(torch.optim.Optimizer):
             for key, value in final["state"].get(saved, {}).items():
                 if isinstance(value, Tensor):
                     self.state[param][key] = value.detach().clone().to(param.device)
-
-
-def positive(group: dict[str, Any], key: str, *, zero: bool = False) -> None:
-    """Raises ``ValueError`` unless ``group[key]`` is above zero (or zero, where allowed)."""
-    value = group[key]
-    number = isinstance(value, int | float | Tensor) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        least = "of zero or more" if zero else "above zero"
-        raise ValueError(f"{key} must be a finite number {least}, got {value!r}")
-
-
-def whole(group: dict[str, Any], key: str, *, least: int, most: float = math.inf) -> None:
-    """Raises ``ValueError`` unless ``group[key]`` is an integer from ``least`` to ``most``."""
-    value = group[key]
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        span = f"{least} or more" if most == math.inf else f"{least} to {most}"
-        raise ValueError(f"{key} must be an integer of {span}, got {value!r}")

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from memopt.errors import UnsupportedCombination, unknown
-from memopt.optimizers.base import Common, positive, whole
-from memopt.optimizers.projected import Projected
-from memopt.rules import rule
+from memopt.optimizers import coap_tucker
+from memopt.optimizers.arguments import positive, whole
+from memopt.optimizers.projected import Projected, ProjectedCommon, Work
 from memopt.seeds import generator
-from memopt.states import Buffer, load, store
+from memopt.states import Buffer, load
 from memopt.subspaces import correlation, matrix_shape, tucker
 
 
@@ -39,11 +39,7 @@ class COAP(Projected):
             and moment divided by their RMS) or ``"off"``.
         rotate_moments: carry the moments into a new basis (``restore_state`` of the official code).
         projection_seed: seed of the first sketch, together with the parameter's name.
-        side: ``"std"`` reduces the shorter side; ``"left"``, ``"right"``, ``"reverse_std"``.
-        rule: ``"adam"``, ``"adafactor"``, ``"adam_mini"`` or ``"muon"``, on R.
-        betas, eps: Adam's; defaults are the official code's.
-        storage: ``"float32"``, ``"bfloat16"`` or ``"8bit"`` moments.
-        **common: see `memopt.optimizers.base.Common`; the decay follows the update.
+        **common: see `memopt.optimizers.projected.ProjectedCommon`; the decay follows the update.
     """
 
     suitable = "two or more dimensions and a shorter side above rank"
@@ -62,20 +58,14 @@ class COAP(Projected):
         correlation_update: str = "official",
         rotate_moments: bool = False,
         projection_seed: int = 3407,
-        side: str = "std",
-        rule: str = "adam",
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        storage: str = "float32",
-        **common: Unpack[Common],
+        **common: Unpack[ProjectedCommon],
     ) -> None:
         # fmt: off
         defaults = {
             "lr": lr, "rank": rank, "rank_ratio": rank_ratio, "conv_rank_ratio": conv_rank_ratio,
             "update_interval": update_interval, "recalibrate_every": recalibrate_every,
-            "scale": scale, "correlation_update": correlation_update, "rule": rule,
-            "rotate_moments": rotate_moments, "projection_seed": projection_seed, "side": side,
-            "betas": betas, "eps": eps, "storage": storage,
+            "scale": scale, "correlation_update": correlation_update,
+            "rotate_moments": rotate_moments, "projection_seed": projection_seed,
         }
         # fmt: on
         super().__init__(params, defaults, **common)
@@ -115,15 +105,9 @@ class COAP(Projected):
 
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
         """Basis and moments of a matrix; two bases and the moments of the core for a 4-D weight."""
-        if len(shape) != 4:
-            return super().buffers(shape, group)
-        ranks = _tucker_ranks(shape, group)
-        bases = {
-            f"projection_{mode}": Buffer((shape[mode], rank), kind="projection")
-            for mode, rank in ranks.items()
-        }
-        core = tuple(ranks.get(mode, size) for mode, size in enumerate(shape))
-        return {**bases, **rule(group["rule"]).buffers(core)}
+        if len(shape) == 4:
+            return coap_tucker.buffers(shape, group)
+        return super().buffers(shape, group)
 
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
@@ -131,43 +115,14 @@ class COAP(Projected):
         """The step of the class docstring, with Tucker-2 products for 4-D weights."""
         if param.ndim != 4:
             return super().update(grad, state, group, param)
-        modes = _tucker_ranks(tuple(param.shape), group)
         if self.due(state, group):
-            self._require_finite(grad, param)
-            for mode, basis in self._refresh_tucker(grad, modes, state, group).items():
-                store(state, f"projection_{mode}", basis)
-        factors = _load_factors(state, modes)
-        answer = rule(group["rule"]).direction(tucker.project(grad, factors), state, group)
-        update = tucker.back(answer.value, factors)
-        if answer.finish:
-            update = answer.finish(update.flatten(1)).view_as(param)
-        return update.mul_(answer.step_size * group["scale"])
+            self.require_finite(grad, param)
+            coap_tucker.refresh(grad, state, group)
+        return coap_tucker.direction(grad, state, group)
 
-    def _refresh_tucker(
-        self, grad: Tensor, modes: dict[int, int], state: dict[str, Any], group: dict[str, Any]
-    ) -> tucker.Factors:
-        """A decomposition from scratch at the start and at recalibrations; Eq. 5 in between."""
-        refreshes = (state["step"] - 1) // group["update_interval"]
-        old = _load_factors(state, modes)
-        if refreshes % group["recalibrate_every"] == 0:
-            new = tucker.decompose(grad, modes)
-        else:
-            variant = group["correlation_update"]
-            new = tucker.correlation_step(grad, old, load(state, "exp_avg"), variant=variant)
-        if group["rotate_moments"] and refreshes > 0:
-            _turn_moments(state, {mode: new[mode].T @ old[mode] for mode in modes})
-        return new
-
-    def refresh(
-        self,
-        grad: Tensor,
-        basis: Tensor,
-        side: str,
-        state: dict[str, Any],
-        group: dict[str, Any],
-        param: Tensor,
-    ) -> Tensor:
+    def refresh(self, grad: Tensor, basis: Tensor, side: str, work: Work) -> Tensor:
         """Sketch at the start; then Eq. 5, or Eq. 6 at every ``recalibrate_every``-th refresh."""
+        state, group, param = work
         transposed = side == "left"
         grad = grad.T if transposed else grad
         refreshes = (state["step"] - 1) // group["update_interval"]
@@ -187,24 +142,5 @@ class COAP(Projected):
                 variant=group["correlation_update"],
             )
         if group["rotate_moments"]:
-            _turn_moments(state, {0 if transposed else 1: new.T @ basis})
+            coap_tucker.turn_moments(state, {0 if transposed else 1: new.T @ basis})
         return new
-
-
-def _tucker_ranks(shape: tuple[int, ...], group: dict[str, Any]) -> dict[int, int]:
-    ratio = group["conv_rank_ratio"] or group["rank_ratio"]
-    return tucker.ranks(shape, group["rank"], ratio)
-
-
-def _load_factors(state: dict[str, Any], modes: Iterable[int]) -> tucker.Factors:
-    return {mode: load(state, f"projection_{mode}") for mode in modes}
-
-
-def _turn_moments(state: dict[str, Any], changes: tucker.Factors) -> None:
-    """Moments in the new basis: ``M <- M P_old^T P_new``, ``V <- (sqrt(V) P_old^T P_new)^2``.
-
-    ``changes`` maps the projected mode to ``P_new^T P_old``.
-    """
-    exp_avg, root = load(state, "exp_avg"), load(state, "exp_avg_sq").sqrt()
-    store(state, "exp_avg", tucker.back(exp_avg, changes))
-    store(state, "exp_avg_sq", tucker.back(root, changes).square())

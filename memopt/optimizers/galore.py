@@ -7,8 +7,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from memopt.optimizers.base import Common
-from memopt.optimizers.projected import Projected
+from memopt.optimizers.projected import Projected, ProjectedCommon, Work
 from memopt.subspaces import projection
 
 
@@ -25,12 +24,7 @@ class GaLore(Projected):
         update_interval: T, steps between singular value decompositions (``update_proj_gap`` is an
             accepted alias in groups).
         scale: alpha of the paper.
-        side: ``"std"`` reduces the shorter side, ``"reverse_std"`` the longer, or ``"left"``,
-            ``"right"``.
-        rule: ``"adam"``, ``"adafactor"``, ``"adam_mini"`` or ``"muon"``, on R.
-        betas, eps: Adam's; defaults are the official code's.
-        storage: ``"float32"``, ``"bfloat16"`` or ``"8bit"`` moments.
-        **common: see `memopt.optimizers.base.Common`; the decay follows the update.
+        **common: see `memopt.optimizers.projected.ProjectedCommon`; the decay follows the update.
     """
 
     def __init__(
@@ -41,34 +35,11 @@ class GaLore(Projected):
         rank: int = 128,
         update_interval: int = 200,
         scale: float = 0.25,
-        side: str = "std",
-        rule: str = "adam",
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        storage: str = "float32",
-        **common: Unpack[Common],
+        **common: Unpack[ProjectedCommon],
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "rank": rank,
-            "update_interval": update_interval,
-            "scale": scale,
-            "side": side,
-            "rule": rule,
-            "betas": betas,
-            "eps": eps,
-            "storage": storage,
-        }
+        defaults = {"lr": lr, "rank": rank, "update_interval": update_interval, "scale": scale}
         super().__init__(params, defaults, **common)
 
-    def refresh(
-        self,
-        grad: Tensor,
-        basis: Tensor,
-        side: str,
-        state: dict[str, Any],
-        group: dict[str, Any],
-        param: Tensor,
-    ) -> Tensor:
+    def refresh(self, grad: Tensor, basis: Tensor, side: str, work: Work) -> Tensor:
         """The leading singular vectors of the current gradient."""
         return projection.svd_basis(grad, basis.shape[1], side)

@@ -8,7 +8,8 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from memopt.errors import UnsupportedCombination, unknown
-from memopt.optimizers.base import Common, MemoptOptimizer, positive, whole
+from memopt.optimizers.arguments import Common, positive, whole
+from memopt.optimizers.base import MemoptOptimizer
 from memopt.rules import adam, rule
 from memopt.rules.base import Direction
 from memopt.rules.limiter import norm_growth_divisor
@@ -53,7 +54,7 @@ class GWT(MemoptOptimizer):
         selection_interval: steps between choices of positions by ``"largest"``.
         betas, eps: Adam's; defaults are the official code's (Muon's momentum is ``betas[0]``).
         storage: ``"float32"``, ``"bfloat16"`` or ``"8bit"`` moments.
-        **common: see `memopt.optimizers.base.Common`; the decay follows the update.
+        **common: see `memopt.optimizers.arguments.Common`; the decay follows the update.
     """
 
     decay_last = True

@@ -8,7 +8,8 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from memopt.backward import update_in_backward
-from memopt.optimizers.base import Common, MemoptOptimizer, positive
+from memopt.optimizers.arguments import Common, positive
+from memopt.optimizers.base import MemoptOptimizer
 from memopt.states import Buffer
 
 
@@ -22,7 +23,7 @@ class InBackward(MemoptOptimizer):
             all parameters are held until the last, as in ordinary accumulation.
         max_norm: exact clipping to this global gradient norm; gradients then come from
             ``optimizer.timing.backward(lambda: loss)``, which runs backward twice.
-        **common: see `memopt.optimizers.base.Common`.
+        **common: see `memopt.optimizers.arguments.Common`.
     """
 
     min_ndim = 0
@@ -62,7 +63,7 @@ class LOMO(InBackward):
         lr: learning rate (the paper: 0.03 to 0.05 for instruction tuning of LLaMA).
         clip_value: largest magnitude of a gradient element (recommended below lr 1e-3).
         micro_batches, max_norm: see `InBackward`.
-        **common: see `memopt.optimizers.base.Common`.
+        **common: see `memopt.optimizers.arguments.Common`.
     """
 
     def __init__(

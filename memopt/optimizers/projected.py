@@ -4,16 +4,44 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from memopt.errors import NonFiniteGradientError, unknown
-from memopt.optimizers.base import Common, MemoptOptimizer, positive, whole
+from memopt.optimizers.arguments import COMMON_DEFAULTS, Common, positive, whole
+from memopt.optimizers.base import MemoptOptimizer
 from memopt.rules import rule
 from memopt.states import Buffer, load, store
 from memopt.subspaces import as_matrix, matrix_shape, projection
+
+
+class ProjectedCommon(Common, total=False):
+    """Arguments that projected methods take beside their own.
+
+    Attributes:
+        side: ``"std"`` (default) reduces the shorter side, ``"reverse_std"`` the longer; or
+            ``"left"``, ``"right"``.
+        rule: ``"adam"`` (default), ``"adafactor"``, ``"adam_mini"`` or ``"muon"``, on R.
+        betas: Adam's; default (0.9, 0.999). Muon's momentum is the first.
+        eps: Adam's; default 1e-6, as in the official codes.
+        storage: of the moments: ``"float32"`` (default), ``"bfloat16"`` or ``"8bit"``.
+    """
+
+    side: str
+    rule: str
+    betas: tuple[float, float]
+    eps: float
+    storage: str
+
+
+class Work(NamedTuple):
+    """What a refresh may look at: the parameter's state, its hyperparameters, the weight."""
+
+    state: dict[str, Any]
+    group: dict[str, Any]
+    param: Tensor
 
 
 class Projected(MemoptOptimizer):
@@ -26,10 +54,19 @@ class Projected(MemoptOptimizer):
     decay_last = True
     aliases = {"update_proj_gap": "update_interval", "proj_type": "side"}
 
+    common_defaults = {
+        **COMMON_DEFAULTS,
+        "side": "std",
+        "rule": "adam",
+        "betas": (0.9, 0.999),
+        "eps": 1e-6,
+        "storage": "float32",
+    }
+
     def __init__(
-        self, params: Iterable[Any], defaults: dict[str, Any], **common: Unpack[Common]
+        self, params: Iterable[Any], defaults: dict[str, Any], **common: Unpack[ProjectedCommon]
     ) -> None:
-        super().__init__(_marked_by_rank(params), defaults, **common)
+        super().__init__(_marked_by_rank(params), defaults, **common)  # type: ignore[misc]
 
     def validate(self, group: dict[str, Any]) -> None:
         """Checks rank, interval, side and scale beside the common arguments."""
@@ -63,8 +100,8 @@ class Projected(MemoptOptimizer):
         side = projection.resolve_side(matrix_shape(tuple(grad.shape)), group["side"])
         basis = load(state, "projection")
         if self.due(state, group):
-            self._require_finite(matrix, param)
-            basis = self.refresh(matrix, basis, side, state, group, param)
+            self.require_finite(matrix, param)
+            basis = self.refresh(matrix, basis, side, Work(state, group, param))
             store(state, "projection", basis)
             basis = load(state, "projection")  # as it is stored: rounded under bfloat16
         coefficients = projection.project(matrix, basis, side)
@@ -77,7 +114,7 @@ class Projected(MemoptOptimizer):
         """Whether the basis is refreshed: at steps 1, 1 + T, 1 + 2T, ..."""
         return bool((state["step"] - 1) % group["update_interval"] == 0)
 
-    def _require_finite(self, grad: Tensor, param: Tensor) -> None:
+    def require_finite(self, grad: Tensor, param: Tensor) -> None:
         """A decomposition of NaN fails deep inside LAPACK; under nonfinite="ignore" say it here."""
         if not bool(torch.isfinite(grad).all()):
             raise NonFiniteGradientError(
@@ -85,15 +122,7 @@ class Projected(MemoptOptimizer):
             )
 
     @abstractmethod
-    def refresh(
-        self,
-        grad: Tensor,
-        basis: Tensor,
-        side: str,
-        state: dict[str, Any],
-        group: dict[str, Any],
-        param: Tensor,
-    ) -> Tensor:
+    def refresh(self, grad: Tensor, basis: Tensor, side: str, work: Work) -> Tensor:
         """The new basis, orthonormal columns, in the shape of the old one."""
 
 
