@@ -1,39 +1,22 @@
 """The laws of state that every method keeps, whatever its algorithm."""
 
-import math
-from collections.abc import Iterator
-
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import memopt
 from memopt import NonFiniteGradientError
-from memopt.states import blockwise, nbytes
-from memopt.subspaces import tucker
 from tests.properties.variants import (
     METHODS,
-    SHAPES,
-    STORAGES,
     VARIANTS,
     build,
     parameters,
     pull,
-    tensors,
 )
 
+pytestmark = pytest.mark.usefixtures("small_kernels")
 every_method = pytest.mark.parametrize("variant", METHODS.values(), ids=METHODS)
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_kernels() -> Iterator[None]:
-    """COAP projects even the small kernels of these tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tucker, "PLAIN_ELEMENTS", 1)
-        yield
 
 
 def train(optimizer, params: dict[str, nn.Parameter], steps: range) -> None:
@@ -48,96 +31,6 @@ def values(params: dict[str, nn.Parameter]) -> list[torch.Tensor]:
 
 def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-# ---- gradients of every kind ---------------------------------------------------------------
-
-shapes = st.lists(st.integers(1, 7), min_size=0, max_size=4).map(tuple)
-dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
-kinds = st.sampled_from(["normal", "zero", "rank one", "tiny", "huge", "alternating"])
-
-
-def gradient(kind: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    normal = torch.randn(shape, generator=draw)
-    if kind == "zero":
-        return torch.zeros(shape)
-    if kind == "rank one" and len(shape) > 1:
-        ones = torch.ones(shape)
-        return ones * torch.randn(shape[0], *[1] * (len(shape) - 1), generator=draw)
-    if kind == "alternating" and shape:
-        return torch.cos(math.pi * torch.arange(math.prod(shape))).view(shape)
-    return normal * {"tiny": 1e-7, "huge": 1e4}.get(kind, 1.0)
-
-
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-@settings(max_examples=15)
-@given(
-    shape=shapes, dtype=dtypes, kind=kinds, storage=st.sampled_from(STORAGES),
-    seed=st.integers(0, 2**31),
-)  # fmt: skip
-@example(shape=(4, 4), dtype=torch.float32, kind="zero", storage="float32", seed=0)
-@example(shape=(5, 4), dtype=torch.bfloat16, kind="rank one", storage="8bit", seed=0)
-def test_any_parameter_takes_any_gradient(variant, shape, dtype, kind, storage, seed) -> None:
-    storage = "float32" if dtype is torch.float64 else storage
-    param = nn.Parameter(torch.ones(shape, dtype=dtype))
-    carrier = nn.Parameter(torch.zeros(8, 8, dtype=dtype))  # so that there is something to treat
-    optimizer = build(variant, [param, carrier], lr=1e-3, storage=storage)
-    for step in range(3):
-        param.grad = gradient(kind, shape, seed + step).to(dtype)
-        kept = param.grad.clone()
-        optimizer.step()
-        assert torch.equal(param.grad, kept)  # B34: the gradient keeps its shape and values
-    assert param.shape == shape and param.dtype is dtype
-    if dtype is not torch.float16:  # alternating details over eps leave its range: 1e3 steps
-        assert param.isfinite().all()
-    if kind == "zero":
-        assert torch.equal(param.detach(), torch.ones(shape, dtype=dtype))
-    state = optimizer.state[param]
-    group = optimizer.param_groups[0]
-    declared = {
-        key: nbytes(key, buffer, storage, dtype)
-        for key, buffer in optimizer.declared(param, group).items()
-    }
-    assert sum(t.numel() * t.element_size() for _, t in tensors(state)) == sum(declared.values())
-
-
-@every_variant
-def test_strided_gradients_and_weights(variant) -> None:
-    # one layout of the same numbers gives the same update, up to the order of sums
-    flat = {
-        "tall": nn.Parameter(torch.randn(12, 7)),
-        "kernel": nn.Parameter(torch.randn(8, 3, 2, 2)),
-    }
-    strided = {
-        "tall": nn.Parameter(flat["tall"].detach().T.contiguous().T),
-        "kernel": nn.Parameter(flat["kernel"].detach().to(memory_format=torch.channels_last)),
-    }
-    assert not strided["tall"].is_contiguous() and not strided["kernel"].is_contiguous()
-    optimizers = [build(variant, each.items(), lr=1e-2) for each in (flat, strided)]
-    for step in range(4):
-        pull(flat, step)
-        for name, param in strided.items():
-            param.grad = flat[name].grad.clone().as_strided(param.shape, flat[name].grad.stride())
-            other = torch.empty_strided(param.shape, param.stride())
-            param.grad = other.copy_(flat[name].grad)
-        for optimizer in optimizers:
-            optimizer.step()
-    for name in flat:
-        torch.testing.assert_close(strided[name], flat[name], rtol=1e-4, atol=1e-5)
-
-
-@every_variant
-def test_empty_parameters_are_left_alone(variant) -> None:
-    # a shard can be empty
-    params = {
-        "matrix": nn.Parameter(torch.randn(6, 8)),
-        "no rows": nn.Parameter(torch.zeros(0, 8)),
-        "nothing": nn.Parameter(torch.zeros(0)),
-    }
-    optimizer = build(variant, params.items())
-    train(optimizer, params, range(2))
-    assert [optimizer.name_of(param) for param in optimizer.state] == ["matrix"]
 
 
 @every_variant
@@ -396,47 +289,3 @@ def test_group_values_override_and_unnamed_parameters_get_a_place(variant) -> No
     assert torch.equal(matrices[0].detach(), torch.ones(8, 8))
     assert not torch.equal(matrices[1].detach(), torch.ones(8, 8))
     assert optimizer.name_of(matrices[1]) == "group1.param0"
-
-
-# ---- bytes ---------------------------------------------------------------------------------
-
-FORMULAS = {  # numbers kept for a 96 x 64 matrix and a 64 x 96 matrix
-    "gwt": (2 * 96 * 16 + 1, 2 * 64 * 24 + 1),
-    "galore": (2 * 96 * 3 + 64 * 3, 2 * 96 * 3 + 64 * 3),
-    "coap": (2 * 96 * 3 + 64 * 3, 2 * 96 * 3 + 64 * 3),
-}
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("storage", STORAGES)
-def test_state_is_the_formula(name, storage) -> None:
-    for shape, numbers in zip([(96, 64), (64, 96)], FORMULAS[name], strict=True):
-        weight = nn.Parameter(torch.zeros(shape))
-        optimizer = build(METHODS[name], [weight], storage=storage)
-        weight.grad = torch.randn(shape)
-        optimizer.step()
-        total = sum(t.numel() * t.element_size() for _, t in tensors(optimizer.state[weight]))
-        if storage == "bfloat16":
-            numbers += 1 if name == "gwt" else 0  # the limiter's norm keeps its four bytes
-        # all moments here are below the 4096 elements from which codes are used
-        assert total == numbers * (2 if storage == "bfloat16" else 4)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_eight_bit_state_is_the_formula(name, monkeypatch) -> None:
-    monkeypatch.setattr(blockwise, "MINIMUM_ELEMENTS", 1)
-    weight = nn.Parameter(torch.zeros(96, 64, dtype=torch.bfloat16))
-    optimizer = build(METHODS[name], [weight], storage="8bit")
-    weight.grad = torch.randn(96, 64).bfloat16()
-    optimizer.step()
-    state = optimizer.state[weight]
-    moment = 96 * 16 if name == "gwt" else 96 * 3
-    expected = 2 * (moment + 4 * math.ceil(moment / 256))
-    expected += 4 if name == "gwt" else 2 * 64 * 3  # the norm; the basis in the weight's dtype
-    assert sum(t.numel() * t.element_size() for _, t in tensors(state)) == expected
-    assert state["exp_avg"].dtype is torch.int8 and state["exp_avg_sq"].dtype is torch.uint8
-
-
-def test_shapes_of_these_tests_are_awkward() -> None:
-    assert any(shape and shape[-1] % 2 for shape in SHAPES.values())
-    assert {len(shape) for shape in SHAPES.values()} == {0, 1, 2, 4}

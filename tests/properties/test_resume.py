@@ -9,17 +9,16 @@ import torch
 from torch import nn
 
 from memopt.states import blockwise
-from memopt.subspaces import tucker
 from tests.properties.variants import METHODS, STORAGES, VARIANTS, build, parameters, pull, tensors
 
+pytestmark = pytest.mark.usefixtures("small_kernels")
 STEPS, STOP = 12, 5
 
 
 @pytest.fixture
 def tiny_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps even the small moments of these tests in 8 bits, and small kernels in Tucker form."""
+    """Keeps even the small moments of these tests in 8 bits."""
     monkeypatch.setattr(blockwise, "MINIMUM_ELEMENTS", 1)
-    monkeypatch.setattr(tucker, "PLAIN_ELEMENTS", 1)
 
 
 def through_a_file(content: dict) -> dict:
