@@ -216,6 +216,18 @@ def test_non_finite_gradient_is_named_before_anything_changes(variant, where, ba
 
 
 @every_method
+@pytest.mark.parametrize("dtype, size", [(torch.float16, 3e4), (torch.float32, 1e25)])
+def test_large_finite_gradients_are_not_refused(variant, dtype, size) -> None:
+    # their norm overflows, they do not
+    weight = nn.Parameter(torch.zeros(64, 64, dtype=dtype))
+    optimizer = build(variant, [weight])
+    weight.grad = torch.full_like(weight, size)
+    weight.grad[0] = 0
+    optimizer.step()
+    assert optimizer.state[weight]["step"] == 1
+
+
+@every_method
 def test_skipped_updates_are_counted_and_leave_no_trace(variant) -> None:
     disturbed, clean = parameters(), parameters()
     first = build(variant, disturbed.items(), nonfinite="skip")
