@@ -79,7 +79,7 @@ def classifier(
         model = AutoModelForSequenceClassification.from_pretrained(
             origin, revision=spec.revision, dtype=torch.float32, num_labels=len(labels)
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: another head's shape
         reason = " ".join(str(error).split())
         raise UserError(f"model {spec.name}: cannot load {origin}: {reason}") from None
     return rounded(model, dtype), tokenizer

@@ -184,8 +184,8 @@ def train(
     )
     trainer.held_out = task.evaluate
     trainer.timing = getattr(optimizer, "timing", None)
-    # Not every model uses the number of predictions that Trainer would pass (BERT's classifiers take
-    # it and average anyway, which multiplies the gradient by the micro-batches). Ours are all of one
+    # Some models take the number of predictions that Trainer would pass and average all the same
+    # (BERT's classifiers), which multiplies the gradient by the micro-batches. Ours are all of one
     # size, so the mean of their means is the mean.
     trainer.model_accepts_loss_kwargs = False
     trainer.remove_callback(PrinterCallback)

@@ -1,4 +1,4 @@
-"""A real corpus of a few kilobytes, prepared by the project's own code, and runs that take seconds."""
+"""A corpus of a few kilobytes, prepared by the project's own code; runs that take seconds."""
 
 import json
 import random
@@ -11,23 +11,7 @@ import pytest
 from experiments.data.prepare import prepare
 from experiments.spec import DataSpec, RunSpec, parse
 
-WORDS = [
-    "the",
-    "optimizer",
-    "keeps",
-    "moments",
-    "of",
-    "each",
-    "weight",
-    "and",
-    "a",
-    "step",
-    "size",
-    "that",
-    "falls",
-    "with",
-    "time",
-]
+WORDS = ("the", "optimizer", "keeps", "moments", "of", "each", "weight", "and", "a", "step size")
 
 
 def run_content(**train: Any) -> dict[str, Any]:
