@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
@@ -38,12 +39,18 @@ def read(source: PackageSource, workers: int, progress: Progress) -> list[Row]:
 def read_npm(source: NpmSource, folder: Path) -> list[Row]:
     """One document a text file of an installed or unpacked npm package."""
     files = sorted(folder.glob(source.files))
-    if not files:
+    if not files or not (folder / "package.json").is_file():
         raise UserError(
             f"no {source.files} in {folder}: run `npm install {source.package}` here, or give "
             f"the unpacked package's folder as 'path' beside 'source'"
         )
     return [{"text": file.read_text(encoding="utf-8"), "module": file.name} for file in files]
+
+
+def npm_version(source: NpmSource, folder: Path) -> dict[str, str]:
+    """The version of an npm package, by its name."""
+    content = json.loads((folder / "package.json").read_text(encoding="utf-8"))
+    return {source.package: content["version"]}
 
 
 def text_hash(texts: Iterable[str]) -> str:

@@ -107,7 +107,8 @@ def open_source(
     if isinstance(source, NpmSource):
         folder = Path(spec.path or Path("node_modules") / source.package)
         rows = packages.read_npm(source, folder)
-        return Corpus({"train": rows}, {"package": source.package}, _fingerprint(rows))
+        origin = {"package": source.package, "versions": packages.npm_version(source, folder)}
+        return Corpus({"train": rows}, origin, _fingerprint(rows))
     if spec.path:
         found = find_files(Path(spec.path), source)
         files = {split: [file.name for file in paths] for split, paths in found.items()}

