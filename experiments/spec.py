@@ -83,7 +83,8 @@ class DataSpec(Strict):
         layout: ``packed``: documents one after another, no padding.
         validation_fraction: share of the documents held out, or
         validation_documents: their number.
-        max_documents: uses this many documents only (drawn by ``seed``).
+        max_documents: of the training part at most: the first of an official one, else drawn by
+            ``seed``.
         seed: of the split and of the choice of documents.
     """
 

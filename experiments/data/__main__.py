@@ -26,7 +26,9 @@ def main() -> None:
     making = commands.add_parser("prepare", help="make a prepared data folder")
     making.add_argument("spec", type=Path, metavar="DATA.yaml")
     making.add_argument("out", type=Path, metavar="OUT_DIR")
-    making.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    making.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="processes and threads"
+    )
     commands.add_parser("list", help="show the data sources")
     comparing = commands.add_parser("distance", help="compare a corpus with another, such as C4")
     comparing.add_argument("spec", type=Path, metavar="DATA.yaml")
@@ -102,9 +104,9 @@ def show_distance(spec: Path, reference: Path, tokenizer: Path) -> None:
 def show_sources() -> None:
     """Prints a table of the sources."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("source", "kind", "task", "what", "licence")
+    table = Table(Column("source", no_wrap=True), "kind", "task", "what", "licence")
     for name, source in load_sources().items():
         table.add_row(name, source.kind, source.task, source.title, source.licence)
     Console().print(table)

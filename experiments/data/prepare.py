@@ -176,6 +176,8 @@ def _tokens(
         "sequence_length": length,
         "dtype": dtype,
         "vocab_size": vocab_size,
+        # T5's tokenizer has a hundred entries that no text gives; models may leave them out.
+        "largest_id": int(max(np.flatnonzero(count)[-1] for count in counts.values())),
         "tokenizer": {
             "label": spec.tokenizer.label,
             "hash": tokenizer_hash(folder / "tokenizer"),

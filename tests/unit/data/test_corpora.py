@@ -41,7 +41,7 @@ def test_prepare_command(spec: DataSpec, tmp_path: Path, repo: Path) -> None:
 
 def test_list_command(repo: Path) -> None:
     shown = run(repo, "list").stdout
-    assert all(name[:8] in shown for name in load_sources())
+    assert all(name in shown for name in load_sources())
 
 
 def test_divergence_is_scipys() -> None:

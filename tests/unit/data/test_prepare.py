@@ -14,6 +14,7 @@ import pytest
 
 from experiments.data import load_tokens, packed
 from experiments.data.prepare import prepare
+from experiments.data.sources import load_sources
 from experiments.data.splits import split_documents
 from experiments.errors import UserError
 from experiments.spec import DataSpec
@@ -71,6 +72,32 @@ def test_an_official_split_is_not_cut_by_a_fraction(tmp_path: Path) -> None:
     spec = c4_like(tmp_path, sentences(1, 5), [sentences(2, 5)])
     with pytest.raises(UserError, match="its own validation part: give 'validation_documents'"):
         prepare(spec.model_copy(update={"validation_fraction": 0.5}), tmp_path / "out")
+
+
+def test_the_hub_is_asked_for_what_the_table_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the hub itself, which tests cannot reach: the question, and the way of the answer."""
+    parts = {"train": sentences(1, 40), "validation": sentences(2, 20)}
+    asked = []
+
+    def load_dataset(*names: str, split: str, **options: Any) -> list[dict[str, str]]:
+        asked.append((names, split, options))
+        return [{"text": text, "timestamp": "", "url": ""} for text in parts[split]]
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    spec = DataSpec(source="c4", tokenizer=BPE, sequence_length=16, max_documents=30)
+    manifest = prepare(spec, tmp_path / "out")
+    splits = manifest["splits"]
+    assert (splits["train"]["documents"], splits["validation"]["documents"]) == (30, 20)
+    revision = load_sources()["c4"].revision
+    assert manifest["source"]["revision"] == revision
+    for names, split, options in asked:
+        assert (names, options) == (
+            ("allenai/c4", "en"),
+            {"revision": revision, "streaming": True},
+        )
+        assert split in parts
 
 
 # --- whole or not at all
