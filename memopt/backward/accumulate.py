@@ -24,10 +24,11 @@ class AccumulateInBackward(Handle):
             parameter lies under reentrant checkpointing; otherwise backward passes are counted.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, micro_batches: int | None = None) -> None:
-        for group in optimizer.param_groups:
-            _refuse(optimizer, group)
-        super().__init__(optimizer, micro_batches)
+    def attach(self) -> None:
+        """Hooks new parameters, after a look at what their groups ask for."""
+        for group in self.optimizer.param_groups:
+            _refuse(self.optimizer, group)
+        super().attach()
 
     def _gradient(self, param: Tensor) -> None:
         if self.micro_batches is not None and self.fired[param] > self.micro_batches:

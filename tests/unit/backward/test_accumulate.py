@@ -46,6 +46,15 @@ def test_moments_over_micro_batches() -> None:
     assert "held" not in ours
 
 
+def test_group_added_later_is_checked_too() -> None:
+    model = toys.net()
+    branch = model.branch
+    del model.branch
+    optimizer = timed(model)
+    with pytest.raises(memopt.UnsupportedCombination, match="rounds away"):
+        optimizer.add_param_group({"params": [("w", branch.weight)], "storage": "8bit"})
+
+
 def test_remove_gives_gwt_back() -> None:
     plain, model = toys.net(), toys.net()
     toys.train(plain, toys.build("gwt", plain), toys.batches(4))
