@@ -21,14 +21,14 @@ from experiments.errors import UserError, nearest
 from experiments.spec import ModelSpec
 
 
-def language_model(spec: ModelSpec, *, seed: int, dtype: str, vocab_size: int) -> PreTrainedModel:
+def language_model(spec: ModelSpec, *, seed: int, dtype: str, largest_id: int) -> PreTrainedModel:
     """A causal language model with fresh weights, drawn in float32 and then rounded.
 
     Args:
         spec: with a ``shape``.
         seed: of the weights.
         dtype: ``bfloat16`` rounds the weights; everything else leaves them in float32.
-        vocab_size: of the tokenizer whose ids the model will see.
+        largest_id: of the tokens that the model will see.
 
     Raises:
         UserError: the shape is no Hugging Face configuration, or its vocabulary is too small.
@@ -45,10 +45,10 @@ def language_model(spec: ModelSpec, *, seed: int, dtype: str, vocab_size: int) -
             known = nearest(key, default.to_dict())
             raise UserError(f"model {spec.name}: unknown key 'shape.{key}'{known}")
     config = AutoConfig.for_model(**spec.shape, use_cache=False)
-    if config.vocab_size < vocab_size:
+    if config.vocab_size <= largest_id:
         raise UserError(
-            f"model {spec.name} has {config.vocab_size} vocabulary entries, but the tokenizer "
-            f"uses {vocab_size}: choose a smaller tokenizer or another shape"
+            f"model {spec.name} has {config.vocab_size} vocabulary entries, but the tokens go up "
+            f"to {largest_id}: choose a smaller tokenizer or another shape"
         )
     torch.manual_seed(seed)
     try:

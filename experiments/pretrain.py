@@ -28,7 +28,10 @@ def make_task(run: RunSpec, data_dir: Path) -> Task:
     """Model with fresh weights, token rows, held-out loss and the unigram baseline."""
     data = load_tokens(data_dir)
     model = models.language_model(
-        run.model, seed=run.seeds.weights, dtype=run.train.dtype, vocab_size=data.vocab_size
+        run.model,
+        seed=run.seeds.weights,
+        dtype=run.train.dtype,
+        largest_id=data.manifest["largest_id"],
     )
     held_out = partial(batches, data.validation, run.train.eval_batch_size, collate)
     return Task(
@@ -36,7 +39,7 @@ def make_task(run: RunSpec, data_dir: Path) -> Task:
         rows=data.train,
         collate=collate,
         evaluate=lambda model: language_loss(model, held_out()),
-        uniform_loss=math.log(data.vocab_size),
+        uniform_loss=math.log(model.config.vocab_size),
         references={"unigram_perplexity": perplexity(data.manifest["unigram_validation_loss"])},
         fingerprint=data.manifest["source"]["fingerprint"],
     )

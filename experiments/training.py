@@ -55,7 +55,7 @@ class Order(Dataset[Any]):
         self.length = length
         self.seed = seed
         self._epoch = -1
-        self._permutation: list[int] = []
+        self._permutation = torch.empty(0, dtype=torch.int64)
 
     def __len__(self) -> int:
         return self.length
@@ -68,9 +68,9 @@ class Order(Dataset[Any]):
         epoch, place = divmod(position, len(self.rows))
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed((self.seed << 24) + epoch)
-            self._permutation = torch.randperm(len(self.rows), generator=generator).tolist()
+            self._permutation = torch.randperm(len(self.rows), generator=generator)
             self._epoch = epoch
-        return self._permutation[place]
+        return int(self._permutation[place])
 
 
 @dataclass
@@ -270,12 +270,7 @@ class Recorder(TrainerCallback):
         loss, lr = logs["loss"], logs["learning_rate"]
         self._write(state, "train", loss, lr=lr, grad_norm=logs.get("grad_norm"))
         self.progress.train(state.global_step, loss, lr)
-        if not math.isfinite(loss) or loss > self.limit:
-            what = f"above {self.limit:.3g}" if math.isfinite(loss) else "not finite"
-            self.verdict = f"diverged at step {state.global_step}: training loss {loss:.4g}, {what}"
-            self.progress.say(self.verdict)
-            control.should_training_stop = True
-            control.should_evaluate = control.should_save = False
+        self._give_up_if_diverged(state, control, "training", loss)
 
     def on_evaluate(
         self, args: Any, state: TrainerState, control: Any, metrics: Any, **_: Any
@@ -285,12 +280,24 @@ class Recorder(TrainerCallback):
         extra = {key: metrics[key] for key in ("accuracy", "f1") if key in metrics}
         self._write(state, "validation", metrics["loss"], **extra)
         self.progress.evaluation(state.global_step, {"loss": metrics["loss"], **extra})
+        self._give_up_if_diverged(state, control, "held-out", metrics["loss"])
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Seals the checkpoint that Trainer has just staged."""
         self.metrics.sync()
         staged = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         checkpoints.publish(staged, self.checkpoints, state.global_step)
+
+    def _give_up_if_diverged(
+        self, state: TrainerState, control: TrainerControl, what: str, loss: float
+    ) -> None:
+        if math.isfinite(loss) and loss <= self.limit:
+            return
+        how = f"above {self.limit:.3g}" if math.isfinite(loss) else "not finite"
+        self.verdict = f"diverged at step {state.global_step}: {what} loss {loss:.4g}, {how}"
+        self.progress.say(self.verdict)
+        control.should_training_stop = True
+        control.should_evaluate = control.should_save = False
 
     def _write(self, state: TrainerState, split: str, loss: float, **values: Any) -> None:
         row = {

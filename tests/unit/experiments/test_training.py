@@ -256,7 +256,7 @@ def test_bfloat16_rounds_weights_and_keeps_buffers(prepared: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ({"vocab_size": 200}, "has 200 vocabulary entries, but the tokenizer uses 300"),
+        ({"vocab_size": 200}, "has 200 vocabulary entries, but the tokens go up to 2"),
         ({"hiden_size": 16}, "unknown key 'shape.hiden_size'; did you mean 'hidden_size'"),
         ({"model_type": "lama"}, "unknown shape.model_type 'lama'"),
     ],
