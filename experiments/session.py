@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 import transformers
 from transformers import PreTrainedModel
@@ -64,6 +65,7 @@ def execute(
     training.prepare_process(run.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     if not (data / "manifest.json").is_file():
         from experiments.data.prepare import prepare
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 import memopt
 from experiments import checkpoints, models, pretrain, rundir, session, training
@@ -251,6 +252,23 @@ def test_bfloat16_rounds_weights_and_keeps_buffers(prepared: Path) -> None:
         torch.testing.assert_close(parameter, exact[name].to(torch.bfloat16), rtol=0, atol=0)
     for name, buffer in models_of["bfloat16"].named_buffers():
         assert buffer.dtype is torch.float32, name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held"), [("bfloat16", torch.bfloat16), ("bfloat16_autocast", torch.float32)]
+)
+def test_low_precision_trains(
+    dtype: str, held: torch.dtype, prepared: Path, tmp_path: Path
+) -> None:
+    run = make_run(run_content(dtype=dtype), name="gwt", lr=1e-2, args={"level": 1})
+    AcceleratorState._reset_state(reset_partial_state=True)  # one precision a process, otherwise
+    try:
+        summary, rows = execute(run, tmp_path, prepared)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    assert summary["final"]["validation_loss"] < rows[0]["loss"]
+    assert summary["weights_bytes"] == summary["parameters"] * held.itemsize
+    assert summary["state_bytes"]["measured"] == summary["state_bytes"]["predicted"]
 
 
 @pytest.mark.parametrize(
