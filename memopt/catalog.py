@@ -53,6 +53,16 @@ class Method:
         shared: dict[str, Any] = getattr(self.load(), "common_defaults", {})
         return {**own, **shared} if "common" in signature else own
 
+    def groups(self, model: nn.Module, targets: Targets = "auto") -> list[dict[str, Any]]:
+        """Parameter groups of a model for this method.
+
+        Methods that treat every parameter alike (AdamW, AdamA, LOMO, AdaLomo) have no use for
+        ``targets`` and get all parameters in one group; the others get `memopt.param_groups`.
+        """
+        if getattr(self.load(), "min_ndim", 0) == 0:
+            return [{"params": list(model.named_parameters())}]
+        return param_groups(model, targets)
+
 
 _KEPT = "float32, bfloat16, 8-bit"
 METHODS: dict[str, Method] = {
@@ -109,7 +119,7 @@ def create(
     Args:
         name: catalog name, for example ``"gwt"``.
         model: the model to train.
-        targets: which layers the method treats, see `memopt.param_groups`.
+        targets: which layers the method treats, see `Method.groups`.
         **arguments: the optimizer's own arguments.
 
     Raises:
@@ -120,4 +130,4 @@ def create(
     for argument in arguments:
         if argument not in known:
             raise unknown(f"argument of {name}", argument, known)
-    return method.load()(param_groups(model, targets), **arguments)
+    return method.load()(method.groups(model, targets), **arguments)

@@ -17,7 +17,6 @@ from memopt.accounting import shapes
 from memopt.accounting.report import LABELS, GroupBytes, Report
 from memopt.errors import unknown
 from memopt.optimizers.base import MemoptOptimizer
-from memopt.params import param_groups
 from memopt.states import tensors_of
 
 # precision of training -> dtype of weights and gradients, dtype that the optimizer works on
@@ -62,7 +61,7 @@ def predict(
     module = shapes.module_of(model)
     held, worked = DTYPES[dtype] if dtype else (None, None)
     # the optimizer is built on stand-ins, so that no hook ever touches the caller's model
-    groups = [_stand_ins(group, worked) for group in param_groups(module, targets)]
+    groups = [_stand_ins(group, worked) for group in entry.groups(module, targets)]
     optimizer = entry.load()(groups, **({"lr": ANY_LR} | arguments))
     if not isinstance(optimizer, MemoptOptimizer):
         _reveal_state(optimizer)
