@@ -7,22 +7,14 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from memopt.errors import UnsupportedCombination, unknown
-from memopt.optimizers.arguments import Common, positive, whole
+from memopt.optimizers import gwt_options
+from memopt.optimizers.arguments import Common
 from memopt.optimizers.base import MemoptOptimizer
 from memopt.rules import adam, rule
 from memopt.rules.base import Direction
 from memopt.rules.limiter import norm_growth_divisor
 from memopt.states import Buffer
-from memopt.subspaces import as_matrix, haar, largest, matrix_shape, wavelet
-
-CHOICES = {
-    "axis": ("last", "first", "cheapest"),
-    "details": ("official", "safe"),
-    "selection": ("approximation", "largest"),
-}
-
-MAX_LEVEL = 16  # rows are padded to a multiple of 2^level
+from memopt.subspaces import haar, largest, matrix_shape, wavelet
 
 
 class GWT(MemoptOptimizer):
@@ -94,39 +86,21 @@ class GWT(MemoptOptimizer):
     def validate(self, group: dict[str, Any]) -> None:
         """Checks GWT's own arguments beside the common ones."""
         super().validate(group)
-        whole(group, "level", least=0, most=MAX_LEVEL)
-        positive(group, "scale")
-        whole(group, "selection_interval", least=1)
-        wavelet.transform(group["wavelet"], group["level"])
-        for key, known in CHOICES.items():
-            if group[key] not in known:
-                raise unknown(key, group[key], known)
-        limited = rule(group["rule"]).limited
-        if group["details"] == "safe" and not limited:
-            raise UnsupportedCombination(
-                f"details='safe' undoes Adam's bias correction; rule={group['rule']!r} has none. "
-                "Use rule='adam' or 'adam_mini', or details='official'."
-            )
-        if group["selection"] == "largest" and group["rule"] != "adam":
-            raise UnsupportedCombination("selection='largest' is defined for rule='adam' only")
-        for key in ("norm_growth_limit", "detail_clip", "share"):
-            if group[key] is not None:
-                positive(group, key)
-        if group["share"] is not None and group["share"] > 1:
-            raise ValueError(f"share must be at most 1, got {group['share']!r}")
+        gwt_options.check(group)
 
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
         """The rule's moments of the approximation band, and the limiter's norm."""
         rows, columns = matrix_shape(shape)
-        if _transposes((rows, columns), group):
+        if gwt_options.transposes((rows, columns), group):
             rows, columns = columns, rows
         if group["selection"] == "largest":
             moments = largest.buffers(rows, columns, group)
         else:
             width = haar.approximation_width(columns, group["level"])
             moments = rule(group["rule"]).buffers((rows, width))
-        limiter = {} if _gamma(group) is None else {"update_norm": Buffer((), kind="scalar")}
-        return {**moments, **limiter}
+        if gwt_options.gamma(group) is None:
+            return moments
+        return {**moments, "update_norm": Buffer((), kind="scalar")}
 
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
@@ -142,8 +116,9 @@ class GWT(MemoptOptimizer):
         param: Tensor,
         direction: Callable[..., Direction],
     ) -> Tensor:
-        matrix, transposed = _oriented(grad, group)
-        transform, gamma = wavelet.transform(group["wavelet"], group["level"]), _gamma(group)
+        matrix, transposed = gwt_options.oriented(grad, group)
+        transform = wavelet.transform(group["wavelet"], group["level"])
+        gamma = gwt_options.gamma(group)
         if group["selection"] == "largest":
             answer = largest.direction(matrix, transform, state, group)
             update = answer.value / norm_growth_divisor(answer.value, state, gamma)
@@ -153,7 +128,7 @@ class GWT(MemoptOptimizer):
             limit = norm_growth_divisor(answer.value, state, gamma)
             details = transform.scaled_details(matrix, band, answer.divisor * limit)
             if group["details"] == "safe":
-                details = _tamed(details, state["step"], group)
+                details = gwt_options.tamed(details, state["step"], group)
             update = transform.spread(answer.value / limit, matrix.shape[1]) + details
         update = answer.finish(update) if answer.finish else update
         update = update.mul_(answer.step_size * group["scale"])
@@ -168,7 +143,7 @@ class GWT(MemoptOptimizer):
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], *, first: bool
     ) -> None:
         """Moments of the band, as AdamA's. The details need the sum of gradients: it is held."""
-        matrix, _ = _oriented(grad, group)
+        matrix, _ = gwt_options.oriented(grad, group)
         band = wavelet.transform(group["wavelet"], group["level"]).approximate(matrix)
         adam.fold(band, state, group["betas"], first=first)
         state["held"] = grad.clone() if first else state["held"].add_(grad)
@@ -176,31 +151,3 @@ class GWT(MemoptOptimizer):
     def finish(self, state: dict[str, Any], group: dict[str, Any], param: Tensor) -> Tensor:
         """The step from the band's moments and the held sum."""
         return self._update(state.pop("held"), state, group, param, adam.settled)
-
-
-def _gamma(group: dict[str, Any]) -> float | None:
-    """The limiter's gamma; None where it is off or the rule bounds its own update."""
-    return group["norm_growth_limit"] if rule(group["rule"]).limited else None
-
-
-def _oriented(grad: Tensor, group: dict[str, Any]) -> tuple[Tensor, bool]:
-    """The gradient as a matrix to be transformed along its rows, and whether it was transposed."""
-    matrix = as_matrix(grad)
-    transposed = _transposes((matrix.shape[0], matrix.shape[1]), group)
-    return (matrix.T if transposed else matrix), transposed
-
-
-def _transposes(shape: tuple[int, int], group: dict[str, Any]) -> bool:
-    """Whether the transform runs along the first axis."""
-    rows, columns = shape
-    along_last = rows * haar.approximation_width(columns, group["level"])
-    along_first = columns * haar.approximation_width(rows, group["level"])
-    return group["axis"] == "first" or (group["axis"] == "cheapest" and along_first < along_last)
-
-
-def _tamed(details: Tensor, step: int, group: dict[str, Any]) -> Tensor:
-    """Details bounded and rid of momentum's bias correction (the step size multiplies by it)."""
-    unbiased = details * (1 - group["betas"][1] ** step) ** 0.5
-    return unbiased.clamp_(-group["detail_clip"], group["detail_clip"]).div_(
-        adam.bias_correction(step, group["betas"])
-    )
