@@ -216,6 +216,22 @@ def test_a_diverging_run_is_a_result(prepared: Path, tmp_path: Path) -> None:
     assert rundir.finished(tmp_path / "run", run)
 
 
+def test_a_full_disk_is_said_and_the_run_goes_on_later(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(run_content())
+    first = execute(run, tmp_path / "first", prepared)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_atomic", full)  # the seal of the first checkpoint
+        with pytest.raises(UserError, match="writing the run failed .* No space left on device"):
+            execute(run, tmp_path / "second", prepared)
+    assert execute(run, tmp_path / "second", prepared)[1] == first[1]
+
+
 def test_wrong_arguments_are_refused_in_the_methods_words(prepared: Path) -> None:
     model = pretrain.make_task(make_run(run_content()), prepared).model
     for method, args, message in (
