@@ -9,10 +9,8 @@ from tools import architecture
 
 # memopt is a library for other people's training loops: it must not drag anything in.
 LIBRARIES_OF_MEMOPT = {"torch", "numpy", "pywt"}
-OPTIONAL = {  # met only by who calls them, and a plain message where they are missing
-    "memopt.accounting": {"rich"},
-    "memopt.integrations": {"transformers"},
-}
+# Met only by who asks for it, with a plain message where it is missing.
+OPTIONAL = {"memopt.accounting": {"rich"}}
 FOREIGN = {"rich", "transformers", "datasets", "accelerate", "pandas", "pydantic", "scipy", "yaml"}
 DOORS = {  # which rooms a room may look into
     "workflow": {"experiments", "memopt", "notebooks"},
@@ -52,7 +50,7 @@ def test_memopt_stands_on_torch_alone() -> None:
 def test_memopt_works_where_only_torch_is_installed() -> None:
     """Imports every module, and trains a step, with all optional libraries out of reach."""
     names = [n for n, _, _ in architecture.modules() if n.split(".")[0] == "memopt"]
-    names = [n for n in names if "integrations" not in n and not n.endswith("__main__")]
+    names = [n for n in names if not n.endswith("__main__")]
     script = f"""
 import importlib, sys
 sys.modules.update(dict.fromkeys({sorted(FOREIGN)}))
