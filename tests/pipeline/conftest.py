@@ -80,7 +80,8 @@ def fresh_stub(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
     shutil.copytree(STUB, root, dirs_exist_ok=True, ignore=skip)
     for folder in ("workflow", "config"):
         shutil.copytree(repo / folder, root / folder, ignore=skip)
-    shutil.copy(repo / "environment.yml", root)
+    for file in ("environment.yml", "CITATION.cff"):
+        shutil.copy(repo / file, root)
     for module in ("lease.py", "errors.py"):
         shutil.copy(repo / "experiments" / module, root / "experiments")
     return Project(root)

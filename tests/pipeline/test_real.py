@@ -45,7 +45,7 @@ def real(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Project:
     skip = shutil.ignore_patterns("__pycache__", "prepared")
     for folder in ("experiments", "memopt", "workflow", "config", "notebooks", "data"):
         shutil.copytree(repo / folder, root / folder, ignore=skip)
-    for file in ("pyproject.toml", "environment.yml"):
+    for file in ("pyproject.toml", "environment.yml", "CITATION.cff"):
         shutil.copy(repo / file, root)
     project = Project(root)
     project.run(*SUITE)

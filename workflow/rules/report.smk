@@ -7,7 +7,8 @@ localrules:
 
 rule gallery:
     input:
-        list(NOTEBOOKS.values()),
+        bundles=list(NOTEBOOKS.values()),
+        citation="CITATION.cff",
     output:
         "paper_figures/README.md",
     log:
