@@ -15,6 +15,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from experiments import checkpoints, models, rundir, spec, training
+from experiments.data.prepare import prepare
 from experiments.errors import UserError
 from experiments.rundir import MetricsFile
 from experiments.spec import RunSpec
@@ -66,10 +67,7 @@ def execute(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    if not (data / "manifest.json").is_file():
-        from experiments.data.prepare import prepare
-
-        prepare(run.data, data)
+    prepare(run.data, data)  # nothing to do where it is there; refuses another run's data
     task = make_task(run, data)
     optimizer = training.make_optimizer(run, task.model)
     predicted = accounting.predict(task.model, run.method.name, **run.method.args)

@@ -1,8 +1,12 @@
 """A corpus of a few kilobytes, prepared by the project's own code; runs that take seconds."""
 
 import json
+import os
 import random
+import shutil
+import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,9 @@ from experiments.data.prepare import prepare
 from experiments.spec import DataSpec, RunSpec, parse
 
 WORDS = ("the", "optimizer", "keeps", "moments", "of", "each", "weight", "and", "a", "step size")
+
+# where the runs' documents lie; `prepared` writes them there, and the data of a run must be its own
+DOCUMENTS = Path(tempfile.gettempdir()) / f"memopt-tests-{os.getpid()}" / "documents.jsonl"
 
 
 def run_content(**train: Any) -> dict[str, Any]:
@@ -36,7 +43,7 @@ def run_content(**train: Any) -> dict[str, Any]:
         "method": {"name": "adamw", "lr": 1e-2},
         "data": {
             "source": "text_files",
-            "path": "documents.jsonl",
+            "path": str(DOCUMENTS),
             "tokenizer": {"kind": "bpe", "vocab_size": 300},
             "sequence_length": 16,
             "validation_documents": 20,
@@ -63,16 +70,17 @@ def make_run(content: dict[str, Any], **method: Any) -> RunSpec:
 
 
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Folder of prepared token data: 300 documents of a random walk over a few words."""
     folder = tmp_path_factory.mktemp("corpus")
     draw = random.Random(0)
-    with (folder / "documents.jsonl").open("w") as file:
+    DOCUMENTS.parent.mkdir(exist_ok=True)
+    with DOCUMENTS.open("w") as file:
         for _ in range(300):
             text = " ".join(draw.choices(WORDS, k=30))
             file.write(json.dumps({"text": text}) + "\n")
-    data = run_content()["data"] | {"path": str(folder / "documents.jsonl")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prepare(parse(DataSpec, data, "test"), folder / "prepared")
-    return folder / "prepared"
+        prepare(parse(DataSpec, run_content()["data"], "test"), folder / "prepared")
+    yield folder / "prepared"
+    shutil.rmtree(DOCUMENTS.parent)

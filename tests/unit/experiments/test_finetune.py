@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ from experiments.data.prepare import prepare
 from experiments.errors import UserError
 from experiments.spec import DataSpec, ModelSpec, RunSpec, parse
 
+from .conftest import DOCUMENTS
+
 WORDS = [f"w{i}" for i in range(30)]
+
+
+# where the made-up rows lie; the data of a run must be its own
+ROWS = DOCUMENTS.with_name("rows")
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +54,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Prepared rows; each class has words of its own."""
     folder = tmp_path_factory.mktemp("rows")
     draw = random.Random(0)
+    ROWS.mkdir(parents=True, exist_ok=True)
     for name, count in (("train", 120), ("validation", 50)):
-        with (folder / f"{name}.jsonl").open("w") as file:
+        with (ROWS / f"{name}.jsonl").open("w") as file:
             for _ in range(count):
                 label = draw.randrange(3)
                 text = draw.choices(WORDS[label::3], k=draw.randint(4, 12))
@@ -66,9 +74,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "load_sources", lambda: source.root)
-        spec = parse(DataSpec, {"source": "made_up", "path": str(folder)}, "test")
+        spec = parse(DataSpec, {"source": "made_up", "path": str(ROWS)}, "test")
         prepare(spec, folder / "prepared")
         yield folder / "prepared"
+    shutil.rmtree(ROWS)
 
 
 def make_run(encoder: Path, method: dict[str, Any], **train: Any) -> RunSpec:
@@ -78,7 +87,7 @@ def make_run(encoder: Path, method: dict[str, Any], **train: Any) -> RunSpec:
         "suite": "test",
         "model": {"name": "tiny_bert", "path": str(encoder)},
         "method": method,
-        "data": {"source": "made_up"},
+        "data": {"source": "made_up", "path": str(ROWS)},
         "train": {
             "steps": 30,
             "batch_size": 12,
