@@ -95,7 +95,7 @@ def pip(arguments, what):
         )
         for line in process.stdout:
             log.write(line)
-            seen += line.startswith("Collecting")
+            seen += line.startswith(("Collecting", "Processing"))
             installing = line.startswith("Installing collected")
             if seen and (sys.stdout.isatty() or installing):
                 end = ", now installing\n" if installing else ""
