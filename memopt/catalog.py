@@ -124,8 +124,14 @@ def create(
 
     Raises:
         ValueError: unknown method or argument (with the nearest), or nothing to treat.
+        TypeError: not a model.
     """
     method = get(name)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"create wants the model, got a {type(model).__name__}; for parameters or groups of "
+            f"your own call the class: memopt.{method.load().__name__}(parameters, ...)"
+        )
     known = method.arguments()
     for argument in arguments:
         if argument not in known:

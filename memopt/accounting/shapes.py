@@ -49,10 +49,12 @@ def read(source: str | Path) -> dict[str, Any]:
 
     Raises:
         ValueError: neither a known name nor an existing path.
-        ConfigError: the file is no JSON object.
+        ConfigError: there is no such file, or it is no JSON object.
     """
     path = Path(source)
     if not path.exists():
+        if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
+            raise ConfigError(f"{source}: there is no such file or directory")
         return named(str(source))
     if path.is_dir():
         path /= "config.json"

@@ -361,9 +361,23 @@ class MemoptOptimizer(torch.optim.Optimizer):
     # ---- checkpoints -----------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads as torch does, but keeps each tensor's dtype (torch casts to the weight's)."""
+        """Loads as torch does, but keeps each tensor's dtype (torch casts to the weight's).
+
+        Raises:
+            ValueError: the groups lack hyperparameters of this method; nothing was loaded.
+        """
         final: dict[str, Any] = {}
-        hook = self.register_load_state_dict_pre_hook(lambda _, given: final.update(given))
+
+        def look(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+            for group in given["param_groups"]:
+                if missing := sorted(set(self.defaults) - set(group)):
+                    raise ValueError(
+                        f"this state_dict is not of {type(self).__name__}: its groups have no "
+                        f"{', '.join(missing)}."
+                    )
+            final.update(given)
+
+        hook = self.register_load_state_dict_pre_hook(look)
         try:
             super().load_state_dict(state_dict)
         finally:

@@ -166,3 +166,17 @@ def test_a_refused_group_leaves_the_optimizer_as_it_was(method) -> None:
 def test_unknown_targets() -> None:
     with pytest.raises(ValueError, match="targets='atuo': expected 'auto'"):
         memopt.param_groups(nn.Linear(3, 3), "atuo")
+
+
+@pytest.mark.parametrize("saver, loader", [("gwt", "coap"), ("gwt", "galore"), ("coap", "gwt")])
+def test_a_state_dict_of_another_method_is_refused(saver, loader) -> None:
+    saved, optimizer = build(saver).state_dict(), build(loader)
+    with pytest.raises(ValueError, match=f"not of {type(optimizer).__name__}: its groups have no"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.state_dict() == build(loader).state_dict()
+
+
+def test_parameters_in_place_of_the_model() -> None:
+    for name, kind in (("gwt", "GWT"), ("lomo", "LOMO")):
+        with pytest.raises(TypeError, match=f"wants the model, got a list.*memopt.{kind}"):
+            memopt.create(name, [matrix()], lr=1e-2)
