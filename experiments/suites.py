@@ -219,10 +219,23 @@ def expand(suite: str) -> list[RunSpec]:
                 },
                 where,
             )
+            check_arguments(run, where)
             if run.run_id in runs:
                 raise UserError(f"{where}: the run {run.run_id} is listed twice")
             runs[run.run_id] = run
     return list(runs.values())
+
+
+def check_arguments(run: RunSpec, where: str) -> None:
+    """Names a method's argument that its optimizer does not take, before any data is prepared."""
+    from memopt import catalog  # with torch, which takes a second or two
+
+    known = catalog.get(run.method.name).arguments()
+    for argument in run.method.args:
+        if argument not in known:
+            raise UserError(
+                f"{where}: method {run.method.name} takes no {argument!r}{nearest(argument, known)}"
+            )
 
 
 def select(runs: list[RunSpec], only: str) -> list[RunSpec]:

@@ -156,10 +156,15 @@ def test_command_prints_the_plan_and_refuses_in_one_line(repo: Path, tmp_path: P
     assert done.stderr == "error: unknown suite 'smok'; did you mean 'smoke'?\n"
 
 
-def test_expansion_does_not_load_torch(repo: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from experiments import suites; "
-        "suites.write('paper', suites.expand('paper'), Path(sys.argv[1])); "
-        "assert 'torch' not in sys.modules"
+def test_misspelt_method_argument_is_named_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = suites._read
+    misspelt = read(suites.MethodFile, "methods", "gwt").model_copy(update={"args": {"levle": 3}})
+    monkeypatch.setattr(
+        suites,
+        "_read",
+        lambda kind, folder, name: misspelt if name == "gwt" else read(kind, folder, name),
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=repo)
+    with pytest.raises(UserError, match=r"gwt takes no 'levle'; did you mean 'level'\?"):
+        suites.expand("smoke")
