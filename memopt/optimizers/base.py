@@ -367,10 +367,12 @@ class MemoptOptimizer(torch.optim.Optimizer):
             ValueError: the groups lack hyperparameters of this method; nothing was loaded.
         """
         final: dict[str, Any] = {}
+        # Not `defaults` alone: torch adds keys of its own to them at the first load.
+        known = set(self.defaults).intersection(*self.param_groups)
 
         def look(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
             for group in given["param_groups"]:
-                if missing := sorted(set(self.defaults) - set(group)):
+                if missing := sorted(known - set(group)):
                     raise ValueError(
                         f"this state_dict is not of {type(self).__name__}: its groups have no "
                         f"{', '.join(missing)}."
