@@ -291,8 +291,10 @@ class MemoptOptimizer(torch.optim.Optimizer):
 
     def _plain_update(self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
         """Plain Adam for the parameters that the method leaves alone (norms, embeddings, head)."""
-        answer = adam.direction(grad, state, group)
-        return answer.value.mul_(answer.step_size)
+        exp_avg, denominator = adam.moments(grad, state, group["betas"], group["eps"])
+        step_size = group["lr"] * adam.bias_correction(state["step"], group["betas"])
+        # into the denominator's memory: fresh memory for an embedding costs more than arithmetic
+        return torch.div(exp_avg, denominator, out=denominator).mul_(step_size)
 
     def apply(
         self, param: Tensor, update: Tensor, state: dict[str, Any], group: dict[str, Any]
