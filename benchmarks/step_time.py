@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -26,7 +27,8 @@ import memopt
 from memopt.accounting import shapes
 
 # settings of the papers' C4 runs of this size where they exist
-METHODS: dict[str, dict[str, object]] = {
+LEARNING_RATE = 1e-3
+METHODS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "gwt": {"level": 2},
     "gwt db2": {"level": 2, "wavelet": "db2"},
@@ -47,16 +49,48 @@ def build(shape: str) -> nn.Module:
     return model
 
 
-def stepper(name: str, shape: str, threads: int) -> tuple[Callable[[], None], nn.Module, object]:
-    """A function that makes one step on fixed gradients, the model and the optimizer."""
-    method, _, variant = name.partition(" ")
-    model = build(shape)
-    arguments = dict(METHODS[name], lr=1e-3)
-    if method == "adamw":
+def own(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """A method of the catalog, as `METHODS` sets it; its arithmetic alone, without hooks."""
+    arguments = dict(METHODS[name], lr=LEARNING_RATE)
+    if name == "adamw":
         arguments["fused"] = True
-    optimizer = memopt.create(method, model, **arguments)
+    optimizer = memopt.create(name.partition(" ")[0], model, **arguments)
     if (timing := getattr(optimizer, "timing", None)) is not None:
-        timing.remove()  # the arithmetic alone, from gradients that already exist
+        timing.remove()  # steps on gradients that already exist
+    return optimizer
+
+
+def galore_torch(model: nn.Module) -> torch.optim.Optimizer:
+    """The authors' GaLore with the same settings."""
+    from galore_torch import GaLoreAdamW
+
+    treated, plain = memopt.param_groups(model)
+    arguments = METHODS["galore"]
+    group = {
+        "params": [p for _, p in treated["params"]],
+        "rank": arguments["rank"],
+        "update_proj_gap": arguments["update_interval"],
+        "scale": 0.25,
+        "proj_type": "std",
+    }
+    rest = {"params": [p for _, p in plain["params"]]}
+    return GaLoreAdamW([rest, group], lr=LEARNING_RATE, no_deprecation_warning=True)
+
+
+def transformers_adafactor(model: nn.Module) -> torch.optim.Optimizer:
+    """Adafactor as AdaLomo computes it."""
+    from transformers.optimization import Adafactor
+
+    return Adafactor(model.parameters(), lr=LEARNING_RATE, relative_step=False)
+
+
+PEERS = {"galore-torch": galore_torch, "transformers Adafactor": transformers_adafactor}
+
+
+def stepper(name: str, shape: str) -> tuple[Callable[[], None], nn.Module, torch.optim.Optimizer]:
+    """A function that makes one step on fixed gradients, the model and the optimizer."""
+    model = build(shape)
+    optimizer = PEERS[name](model) if name in PEERS else own(name, model)
     draw = torch.Generator().manual_seed(1)
     grads = [torch.randn(p.shape, generator=draw) * 1e-3 for p in model.parameters()]
 
@@ -68,15 +102,15 @@ def stepper(name: str, shape: str, threads: int) -> tuple[Callable[[], None], nn
     return step, model, optimizer
 
 
-def measure(shape: str, rounds: int, threads: int) -> list[dict[str, object]]:
+def measure(shape: str, rounds: int, threads: int, peers: list[str]) -> list[dict[str, Any]]:
     """One row a method: ratio to fused AdamW over the rounds, and bytes of state per weight.
 
     Methods are built one after another and kept, so the machine must hold them all. Projection
     refreshes are measured apart: the first step of a projected method is one.
     """
     torch.set_num_threads(threads)
-    built = {name: stepper(name, shape, threads) for name in METHODS}
-    seconds: dict[str, list[float]] = {name: [] for name in METHODS}
+    built = {name: stepper(name, shape) for name in [*METHODS, *peers]}
+    seconds: dict[str, list[float]] = {name: [] for name in built}
     first: dict[str, float] = {}
     for turn in range(rounds + 2):  # turn 0 allocates and refreshes, turn 1 warms up
         for name, (step, _, _) in built.items():
@@ -91,20 +125,31 @@ def measure(shape: str, rounds: int, threads: int) -> list[dict[str, object]]:
     rows = []
     for name, (_, model, optimizer) in built.items():
         ratios = [mine / theirs for mine, theirs in zip(seconds[name], base, strict=True)]
-        report = memopt.accounting.measure(model, optimizer)
+        kept = state_bytes(optimizer)
         weights = sum(p.numel() for p in model.parameters())
         rows.append(
             {
                 "method": name,
-                "arguments": METHODS[name],
+                "arguments": METHODS.get(name, {}),
                 "ratio_median": round(statistics.median(ratios), 2),
                 "ratio_min": round(min(ratios), 2),
                 "ratio_max": round(max(ratios), 2),
                 "first_step_ratio": round(first[name] / statistics.median(base), 1),
-                "state_bytes_per_weight": round((report.states + report.projections) / weights, 3),
+                "state_bytes_per_weight": round(kept / weights, 3),
             }
         )
     return rows
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of all tensors in the state, those inside projector objects included."""
+    total = 0
+    for state in optimizer.state.values():
+        for value in state.values():
+            held = vars(value).values() if hasattr(value, "__dict__") else [value]
+            tensors = [value] if isinstance(value, torch.Tensor) else held
+            total += sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor))
+    return total
 
 
 def main() -> None:
@@ -113,9 +158,10 @@ def main() -> None:
     parser.add_argument("--shape", default="llama_60m")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--peers", nargs="*", default=[], choices=list(PEERS))
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     chosen = parser.parse_args()
-    rows = measure(chosen.shape, chosen.rounds, chosen.threads)
+    rows = measure(chosen.shape, chosen.rounds, chosen.threads, chosen.peers)
     table = Table(title=f"step time / AdamW fused, {chosen.shape}, {chosen.threads} threads")
     for column in rows[0]:
         table.add_column(column)
