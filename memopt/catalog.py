@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +13,18 @@ from torch import nn
 
 from memopt.errors import unknown
 from memopt.params import Targets, param_groups
+
+CAPABILITIES = {
+    "accumulation": "micro-gradients enter the state in backward (`memopt.accumulate_in_backward`)",
+    "in_backward": "the update happens in backward (`memopt.update_in_backward`)",
+    "clipping": "`clip_grad_norm_` between backward and step",
+    "compile": "training a model under `torch.compile`",
+    "fsdp2": "weights sharded by `torch.distributed.fsdp.fully_shard`",
+    "one_dim": "the method's own algorithm on 1-D weights (otherwise plain Adam)",
+    "convolution": "4-D weights",
+    "bf16_weights": "bfloat16 weights",
+}
+"""What a method may do beside training dense float32 weights; `Method.limits` names exceptions."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +41,10 @@ class Method:
         storage: how the moments can be kept.
         timing: when gradients are consumed: ``step``, ``in backward`` or ``accumulated``.
         state_formula: numbers stored per treated m x n weight (n the reduced side).
+        kind: ``optimizer``; ``adapter``: trains small added weights in place of the model's own
+            (and changes the model it is created for); ``distributed``: torch's own, for several
+            processes.
+        limits: what the method does not do (a key of `CAPABILITIES`) and why.
     """
 
     name: str
@@ -39,6 +56,8 @@ class Method:
     storage: str
     timing: str
     state_formula: str
+    kind: str = "optimizer"
+    limits: Mapping[str, str] = field(default_factory=dict)
 
     def load(self) -> type[torch.optim.Optimizer]:
         """The optimizer class."""
@@ -68,6 +87,7 @@ _KEPT = "float32, bfloat16, 8-bit"
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
+        # ---- the four papers and GaLore
         Method(
             "adamw", "AdamW", "memopt.optimizers.adamw:AdamW", "1711.05101",
             "full", "Adam", "weight's dtype", "step", "2mn",
@@ -96,8 +116,27 @@ METHODS: dict[str, Method] = {
             "galore", "GaLore", "memopt.optimizers.galore:GaLore", "2403.03507",
             "SVD projection", "Adam", _KEPT, "step", "2mr + nr",
         ),
+        # ---- other projections of the gradient
+
+        # ---- low-rank states and random subspaces
+
+        # ---- one number or less for each of Adam's
+
+        # ---- matrix-wise methods and blocks
+
+        # ---- adapters
+
+        # ---- several processes
     )
 }  # fmt: skip
+
+UNAVAILABLE: dict[str, str] = {
+    "clean": (
+        "Clean (Nyström sketching) is not reproducible from public facts: only its title and "
+        "affiliations were found, no algorithm, tables or code"
+    ),
+}
+"""Methods that stand beside those of `METHODS` in the literature, and why they are not here."""
 
 
 def get(name: str) -> Method:
@@ -106,6 +145,8 @@ def get(name: str) -> Method:
     Raises:
         ValueError: no such method; names the nearest.
     """
+    if name in UNAVAILABLE:
+        raise ValueError(f"{UNAVAILABLE[name]}.")
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name]
