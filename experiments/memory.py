@@ -114,7 +114,9 @@ def suite_rows(suite: str) -> Iterator[dict[str, Any]]:
 def paper_rows() -> Iterator[dict[str, Any]]:
     """Formula rows of the papers' models at the papers' settings: 16-bit weights and states."""
     for model in PAPER_MODELS:
-        for method in catalog.METHODS:
+        for method, entry in catalog.METHODS.items():
+            if entry.kind == "distributed":
+                continue  # its bytes depend on the number of processes
             choice = suites.MethodChoice(name=method, lr=1.0)  # a rate changes no byte
             arguments = _stored(method, suites.method_spec(choice, model).args, "bfloat16")
             yield from formula_rows("papers", model, method, "bfloat16", arguments)

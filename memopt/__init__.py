@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memopt.optimizers.galore import GaLore
     from memopt.optimizers.gwt import GWT
     from memopt.optimizers.lomo import LOMO
+    from memopt.optimizers.zero1_adamw import ZeRO1AdamW
 
 __all__ = [
     "COAP",
@@ -28,6 +29,7 @@ __all__ = [
     "GaLore",
     "NonFiniteGradientError",
     "UnsupportedCombination",
+    "ZeRO1AdamW",
     "accumulate_in_backward",
     "accounting",
     "create",

@@ -127,6 +127,16 @@ METHODS: dict[str, Method] = {
         # ---- adapters
 
         # ---- several processes
+        Method(
+            "zero1_adamw", "ZeRO-1 AdamW", "memopt.optimizers.zero1_adamw:ZeRO1AdamW",
+            "1910.02054", "full", "Adam", "weight's dtype", "step", "2mn / processes",
+            kind="distributed",
+            limits={
+                "accumulation": "torch's own: its update needs the whole gradient",
+                "in_backward": "the update ends with broadcasts that all processes must join",
+                "fsdp2": "FSDP2 shards the states itself: use adamw",
+            },
+        ),
     )
 }  # fmt: skip
 

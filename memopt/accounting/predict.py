@@ -16,6 +16,7 @@ from memopt import catalog
 from memopt.accounting import shapes
 from memopt.accounting.report import LABELS, GroupBytes, Report
 from memopt.errors import unknown
+from memopt.optimizers.adamw import AdamW
 from memopt.optimizers.base import MemoptOptimizer
 from memopt.states import tensors_of
 
@@ -31,7 +32,13 @@ ANY_LR = 1e-3  # bytes do not depend on it, but constructors may ask for one
 
 
 def predict(
-    model: Any, method: str, dtype: str | None = None, *, targets: Any = "auto", **arguments: Any
+    model: Any,
+    method: str,
+    dtype: str | None = None,
+    *,
+    targets: Any = "auto",
+    processes: int = 1,
+    **arguments: Any,
 ) -> Report:
     """Predicts the bytes of weights, gradients and optimizer state, without allocating any.
 
@@ -43,6 +50,8 @@ def predict(
             (the same plus a float32 master copy, on which the optimizer works and which counts as
             state). Default: a module's own dtypes, float32 for a shape.
         targets: which parameters the method treats, as in `memopt.param_groups`.
+        processes: for `zero1_adamw`, which divides its state among so many; the report is that of
+            the process which keeps the most (weights and gradients are whole on each).
         **arguments: of the method's constructor; ``storage`` sets the precision of its state.
 
     Returns:
@@ -62,9 +71,7 @@ def predict(
     held, worked = DTYPES[dtype] if dtype else (None, None)
     # the optimizer is built on stand-ins, so that no hook ever touches the caller's model
     groups = [_stand_ins(group, worked) for group in entry.groups(module, targets)]
-    optimizer = entry.load()(groups, **({"lr": ANY_LR} | arguments))
-    if not isinstance(optimizer, MemoptOptimizer):
-        _reveal_state(optimizer)
+    optimizer = _optimizer(entry, groups, {"lr": ANY_LR} | arguments, processes)
     released = _releases(entry, arguments)
     rows: list[GroupBytes] = []
     tensors: Counter[str] = Counter()
@@ -169,12 +176,33 @@ def _declared(
     return kept, projections
 
 
-def _reveal_state(optimizer: Optimizer) -> None:
-    """Lets an optimizer without declaration (torch's own) show what it keeps.
+def _optimizer(
+    entry: catalog.Method, groups: list[dict[str, Any]], arguments: dict[str, Any], processes: int
+) -> Optimizer:
+    """The method's optimizer on meta stand-ins, which shows what it keeps."""
+    if entry.kind == "distributed":
+        optimizer: Optimizer = AdamW(groups, **arguments)
+        shares = entry.load().shares(optimizer.param_groups, processes)  # type: ignore[attr-defined]
+        trained = [[p for p in share if p.requires_grad] for share in shares]
+        _reveal_state(max(trained, key=lambda share: sum(p.numel() for p in share)), optimizer)
+        return optimizer
+    if processes != 1:
+        raise ValueError(
+            f"processes={processes}: {entry.name} keeps the same on every process; only "
+            "zero1_adamw divides its state"
+        )
+    optimizer = entry.load()(groups, **arguments)
+    if not isinstance(optimizer, MemoptOptimizer):
+        every = (p for group in optimizer.param_groups for p in group["params"])
+        _reveal_state([p for p in every if p.requires_grad], optimizer)
+    return optimizer
+
+
+def _reveal_state(params: list[Tensor], optimizer: Optimizer) -> None:
+    """Lets an optimizer without declaration (torch's own) show what it keeps for parameters.
 
     One step on the meta stand-ins makes its state, in its own shapes and dtypes; no element exists.
     """
-    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     for param in params:
         param.grad = torch.zeros_like(param)
     optimizer.step()

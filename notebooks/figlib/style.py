@@ -70,6 +70,7 @@ LOOKS: dict[str, Look] = {
     "lora": Look("LoRA", "#55336C", "s", DOTTED),
     "relora": Look("ReLoRA", "#922958", "s", DASHDOT),
     "lora_pre": Look("LoRA-Pre", "#4F2B91", "D", DOTTED),
+    "zero1_adamw": Look("ZeRO-1 AdamW", "#7F868F", "P", DOTTED),
 }
 
 
