@@ -19,9 +19,11 @@ from experiments.training import Task
 
 
 def collate(rows: list[dict[str, Any]]) -> Batch:
-    """Batch of packed rows; every token is input and, shifted by the model, label."""
-    ids = torch.from_numpy(np.stack([row["input_ids"] for row in rows]).astype(np.int64))
-    return {"input_ids": ids, "labels": ids}
+    """Batch of rows; labels are shifted by the model, and -100 where there is nothing to learn."""
+    return {
+        key: torch.from_numpy(np.stack([row[key] for row in rows]))
+        for key in ("input_ids", "labels")
+    }
 
 
 def make_task(run: RunSpec, data_dir: Path) -> Task:

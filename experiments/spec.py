@@ -80,7 +80,9 @@ class DataSpec(Strict):
         path: folder or file that holds the source locally, where the source allows it.
         tokenizer: for token data; a classification set is tokenized by its model at training.
         sequence_length: tokens per row of token data.
-        layout: ``packed``: documents one after another, no padding.
+        layout: ``packed`` (default): documents one after another, no padding; ``papers``: one
+            document a row, cut or padded, padding out of the loss, as GaLore's script and its
+            copies do.
         validation_fraction: share of the documents held out, or
         validation_documents: their number.
         max_documents: of the training part at most: the first of an official one, else drawn by
@@ -92,7 +94,7 @@ class DataSpec(Strict):
     path: str | None = None
     tokenizer: TokenizerSpec | None = None
     sequence_length: PositiveInt | None = None
-    layout: Literal["packed"] | None = None
+    layout: Literal["packed", "papers"] | None = None
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     validation_documents: PositiveInt | None = None
     max_documents: PositiveInt | None = None

@@ -186,7 +186,8 @@ def train(
     trainer.timing = getattr(optimizer, "timing", None)
     # Some models take the number of predictions that Trainer would pass and average all the same
     # (BERT's classifiers), which multiplies the gradient by the micro-batches. Ours are all of one
-    # size, so the mean of their means is the mean.
+    # size, so the mean of their means is the mean (in the layout `papers`, with its unequal
+    # padding, it is what the papers' scripts use).
     trainer.model_accepts_loss_kwargs = False
     trainer.remove_callback(PrinterCallback)
     try:

@@ -1,8 +1,14 @@
-"""Token shards: documents one after another, each closed by the end-of-document id, no padding.
+"""Token shards of one split, in one of two layouts.
+
+``packed``: documents one after another, each closed by the end-of-document id, no padding. The
+last, incomplete row of a split is kept in the file and left out when training.
+
+``papers``: one document a row, as in the scripts of GaLore, GWT and COAP: its first tokens and the
+end-of-document id, then padding. Padding is written as more end-of-document ids: text never gives
+that id, so everything behind the first one is padding, and no tokenizer needs a padding token.
 
 A split is a sequence of files of raw little-endian integers. Every file but the last holds a whole
-number of rows of ``sequence_length`` tokens, so a row never crosses files. The last, incomplete row
-of a split is kept in the file and left out when training.
+number of rows of ``sequence_length`` tokens, so a row never crosses files.
 """
 
 from __future__ import annotations
@@ -62,11 +68,37 @@ def encode(
         yield len(batch), ids
 
 
+def one_a_row(ids: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The layout ``papers`` of some documents.
+
+    Args:
+        ids: documents one after another with an end mark behind each; the last id is the mark.
+        length: of a row.
+
+    Returns:
+        Rows, shape (documents, length), cut to ``length - 1`` ids and the mark, or filled with
+        marks; and what of it is text or its mark, not padding, one after another.
+    """
+    end = ids[-1]
+    rows = []
+    for document in np.split(ids, np.flatnonzero(ids == end)[:-1] + 1):
+        row = np.full(length, end)
+        kept = document[: length - 1]
+        row[: len(kept)] = kept
+        rows.append(row)
+    padded = np.stack(rows)
+    return padded, padded[~is_padding(padded, end)]
+
+
+def is_padding(rows: np.ndarray, end: int) -> np.ndarray:
+    """Where rows of the layout ``papers``, shape (..., length), hold padding: bool, same shape."""
+    return np.cumsum(rows == end, axis=-1) > 1
+
+
 class ShardWriter:
-    """Writes one split as numbered files, and counts what goes in.
+    """Writes one split as numbered files.
 
     Attributes:
-        counts: how often each id occurs, shape (vocabulary,).
         documents: their number.
         shards: name, tokens and digest of each file.
     """
@@ -75,14 +107,12 @@ class ShardWriter:
         self.folder, self.split = folder, split
         self.dtype = dtype_for(vocab_size)
         self.capacity = max(SHARD_TOKENS // sequence_length, 1) * sequence_length
-        self.counts = np.zeros(vocab_size, dtype=np.int64)
         self.documents = 0
         self.shards: list[dict[str, Any]] = []
 
     def add(self, documents: int, ids: np.ndarray) -> None:
         """Appends the ids of some documents."""
         self.documents += documents
-        self.counts += np.bincount(ids, minlength=len(self.counts))
         while len(ids):
             if not self.shards or self.shards[-1]["tokens"] == self.capacity:
                 name = f"{self.split}-{len(self.shards):05d}.bin"
@@ -108,15 +138,18 @@ def write_split(
     texts: Iterable[str],
     tokenizer: PreTrainedTokenizerFast,
     sequence_length: int,
+    layout: str,
     progress: Progress,
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Tokenizes and writes one split.
 
     Returns:
-        Its part of the manifest, and how often each id occurs, shape (vocabulary,).
+        Its part of the manifest, and how often each id occurs (padding not counted), shape
+        (vocabulary,).
     """
     writer = ShardWriter(folder, split, len(tokenizer), sequence_length)
     digest = hashlib.sha256()
+    counts = np.zeros(len(tokenizer), dtype=np.int64)
 
     def hashed() -> Iterator[str]:
         for text in texts:
@@ -124,12 +157,15 @@ def write_split(
             yield text
 
     for documents, ids in encode(tokenizer, hashed(), len(tokenizer)):
-        writer.add(documents, ids)
+        rows, real = one_a_row(ids, sequence_length) if layout == "papers" else (ids, ids)
+        writer.add(documents, rows.ravel())
+        counts += np.bincount(real, minlength=len(counts))
         progress(f"writing {split} tokens", writer.documents, None)
     summary = writer.summary()
     summary["rows"] = summary["tokens"] // sequence_length
+    summary["padding"] = summary["tokens"] - int(counts.sum())
     summary["text_sha256"] = digest.hexdigest()
-    return summary, writer.counts
+    return summary, counts
 
 
 def unigram_loss(train_counts: np.ndarray, target_counts: np.ndarray) -> float:

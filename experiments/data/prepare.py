@@ -19,7 +19,7 @@ from experiments.data.readers import Corpus, open_source
 from experiments.data.sources import AnySource, source_of
 from experiments.data.splits import split_documents
 from experiments.data.tokenizer import end_of_document, make_tokenizer, tokenizer_hash
-from experiments.data.tokens import MANIFEST, Rows
+from experiments.data.tokens import MANIFEST, Rows, split_rows
 from experiments.errors import UserError
 from experiments.files import content_hash
 from experiments.spec import DataSpec, to_plain
@@ -155,27 +155,22 @@ def _tokens(
     tokenizer = make_tokenizer(spec.tokenizer, train)
     tokenizer.save_pretrained(folder / "tokenizer")
 
+    layout = spec.layout or "packed"
     splits, counts = {}, {}
     for name, texts in (("train", train), ("validation", held_out)):
         splits[name], counts[name] = packed.write_split(
-            folder, name, texts, tokenizer, length, progress
+            folder, name, texts, tokenizer, length, layout, progress
         )
         if not splits[name]["rows"]:
             raise UserError(
                 f"source {spec.source!r}: the {name} part has {splits[name]['tokens']} tokens, "
                 f"less than one row of {length}; give more documents to it"
             )
-    vocab_size, dtype = len(tokenizer), packed.dtype_for(len(tokenizer)).str
-    validation = Rows(folder, splits["validation"], length, dtype)
-    targets = np.zeros(vocab_size, dtype=np.int64)
-    for row in range(len(validation)):
-        # The first token of a row is given, not predicted.
-        targets += np.bincount(validation[row]["input_ids"][1:], minlength=vocab_size)
-    return {
-        "layout": "packed",
+    manifest = {
+        "layout": layout,
         "sequence_length": length,
-        "dtype": dtype,
-        "vocab_size": vocab_size,
+        "dtype": packed.dtype_for(len(tokenizer)).str,
+        "vocab_size": len(tokenizer),
         # T5's tokenizer has a hundred entries that no text gives; models may leave them out.
         "largest_id": int(max(np.flatnonzero(count)[-1] for count in counts.values())),
         "tokenizer": {
@@ -184,8 +179,18 @@ def _tokens(
             "end_of_document": end_of_document(tokenizer),
         },
         "splits": splits,
-        "unigram_validation_loss": packed.unigram_loss(counts["train"], targets),
     }
+    targets = _targets(split_rows(folder, manifest, "validation"), len(tokenizer))
+    return {**manifest, "unigram_validation_loss": packed.unigram_loss(counts["train"], targets)}
+
+
+def _targets(rows: Rows, vocab_size: int) -> np.ndarray:
+    """How often each id is what a model is asked to predict, shape (vocabulary,)."""
+    targets = np.zeros(vocab_size, dtype=np.int64)
+    for row in range(len(rows)):
+        labels = rows[row]["labels"][1:]  # the first token of a row is given, not predicted
+        targets += np.bincount(labels[labels >= 0], minlength=vocab_size)
+    return targets
 
 
 class Texts:

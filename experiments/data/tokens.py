@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.data.packed import is_padding
 from experiments.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -18,13 +19,29 @@ MANIFEST = "manifest.json"
 class Rows:
     """Rows of ``sequence_length`` token ids, read from disk when asked for.
 
-    ``rows[i]`` is ``{"input_ids": int64 array of shape (sequence_length,)}``: a map-style data set
-    for a torch ``DataLoader`` and the Trainer. Its order is the files' own; shuffling is the
+    ``rows[i]`` is ``{"input_ids", "labels"}``, int64 arrays of shape (sequence_length,): a
+    map-style data set for a torch ``DataLoader`` and the Trainer. Labels are the ids, and -100
+    where a row of the layout ``papers`` is padding. The order is the files' own; shuffling is the
     sampler's. It pickles, so that workers may open it.
+
+    Args:
+        folder: with the files.
+        part: the split's part of the manifest.
+        sequence_length: tokens of a row.
+        dtype: of the ids in the files.
+        padded_with: the end-of-document id where rows are padded with it; None: no padding.
     """
 
-    def __init__(self, folder: Path, part: dict[str, Any], sequence_length: int, dtype: str):
+    def __init__(
+        self,
+        folder: Path,
+        part: dict[str, Any],
+        sequence_length: int,
+        dtype: str,
+        padded_with: int | None = None,
+    ) -> None:
         self.sequence_length = sequence_length
+        self.padded_with = padded_with
         self.tokens: int = part["tokens"]
         self.documents: int = part["documents"]
         self.dtype = np.dtype(dtype)
@@ -52,8 +69,10 @@ class Rows:
         row %= len(self)
         number = bisect.bisect_right(self._starts, row) - 1
         start = (row - self._starts[number]) * self.sequence_length
-        ids = self._map(number)[start : start + self.sequence_length]
-        return {"input_ids": ids.astype(np.int64)}
+        ids = self._map(number)[start : start + self.sequence_length].astype(np.int64)
+        if self.padded_with is None:
+            return {"input_ids": ids, "labels": ids}
+        return {"input_ids": ids, "labels": np.where(is_padding(ids, self.padded_with), -100, ids)}
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, np.ndarray]]:
         """Several rows at once; what a ``DataLoader`` calls for a batch."""
@@ -75,8 +94,8 @@ class TokenData:
     """What pretraining reads.
 
     Attributes:
-        train, validation: rows of token ids; ``.tokens`` counts all tokens of the split,
-            ``len(...) * sequence_length`` those in whole rows, which one epoch sees.
+        train, validation: rows of token ids; ``.tokens`` counts all tokens of the split (padding
+            included), ``len(...) * sequence_length`` those in whole rows, which one epoch sees.
         vocab_size: entries of the tokenizer; a model needs at least as many.
         manifest: content of ``manifest.json``.
         tokenizer: folder for ``AutoTokenizer.from_pretrained``.
@@ -110,15 +129,22 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     return manifest
 
 
+def split_rows(folder: Path, manifest: dict[str, Any], split: str) -> Rows:
+    """One split of a token folder, as its manifest describes it."""
+    return Rows(
+        folder,
+        manifest["splits"][split],
+        manifest["sequence_length"],
+        manifest["dtype"],
+        manifest["tokenizer"]["end_of_document"] if manifest["layout"] == "papers" else None,
+    )
+
+
 def load_tokens(data_dir: str | Path) -> TokenData:
     """Opens token data that ``prepare`` made; nothing is read before it is asked for."""
     folder = Path(data_dir)
     manifest = read_manifest(folder, "tokens")
-    length, dtype = manifest["sequence_length"], manifest["dtype"]
-    parts = {
-        split: Rows(folder, manifest["splits"][split], length, dtype)
-        for split in ("train", "validation")
-    }
+    parts = {split: split_rows(folder, manifest, split) for split in ("train", "validation")}
     return TokenData(
         vocab_size=manifest["vocab_size"],
         manifest=manifest,
