@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from memopt.accounting.live import fresh_bytes, tensors_in
 from memopt.accounting.predict import by_label, dtype_name, label_of
 from memopt.accounting.report import GroupBytes, Report
 from memopt.optimizers.base import MemoptOptimizer
@@ -35,10 +34,10 @@ def measure(model: nn.Module, optimizer: torch.optim.Optimizer) -> Report:
     tensors: Counter[str] = Counter()
     for param in model.parameters():
         group = group_of.get(id(param))
-        weights = _fresh_bytes(param, seen)
-        gradients = 0 if param.grad is None else _fresh_bytes(param.grad, seen)
+        weights = fresh_bytes(param, seen)
+        gradients = 0 if param.grad is None else fresh_bytes(param.grad, seen)
         state = optimizer.state.get(param, {})
-        kept = {key: sum(_fresh_bytes(t, seen) for t in _tensors(v)) for key, v in state.items()}
+        kept = {key: sum(fresh_bytes(t, seen) for t in tensors_in(v)) for key, v in state.items()}
         tensors.update({key: nbytes for key, nbytes in kept.items() if nbytes})
         projected: set[str] = set()
         if isinstance(optimizer, MemoptOptimizer) and group is not None:
@@ -59,26 +58,3 @@ def measure(model: nn.Module, optimizer: torch.optim.Optimizer) -> Report:
         groups=by_label(rows, released=False),
         tensors=dict(tensors),
     )
-
-
-def _fresh_bytes(tensor: Tensor, seen: set[int]) -> int:
-    """Bytes of the tensor's storage, 0 if it was counted before."""
-    storage = tensor.untyped_storage()
-    if storage._cdata in seen:
-        return 0
-    seen.add(storage._cdata)
-    return storage.nbytes()
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Tensors in a state value: itself, in containers, or in the fields of a projector object."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif hasattr(value, "__dict__"):
-        yield from _tensors(vars(value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from memopt import catalog
-from memopt.accounting import shapes
+from memopt.accounting import shapes, transient
 from memopt.accounting.report import LABELS, GroupBytes, Report
 from memopt.errors import unknown
 from memopt.optimizers.adamw import AdamW
@@ -75,6 +76,18 @@ def predict(
     released = _releases(entry, arguments)
     rows: list[GroupBytes] = []
     tensors: Counter[str] = Counter()
+
+    def transients() -> dict[str, int]:
+        """The largest in each group; rows are in the order of the optimizer's parameters."""
+        worker = catalog.get("adamw") if entry.kind == "distributed" else entry
+        made = chain.from_iterable(transient.derive(worker, groups, {"lr": ANY_LR} | arguments))
+        labelled = list(zip((row.name for row in rows), made, strict=True))
+        return {
+            label: max(size for name, size in labelled if name == label)
+            for label in LABELS
+            if any(row.name == label for row in rows)
+        }
+
     for group in optimizer.param_groups:
         for param in group["params"]:
             row, kept = _of_parameter(optimizer, group, param, held)
@@ -90,6 +103,7 @@ def predict(
         gradient_rule=RELEASED if released else KEPT,
         groups=by_label(rows, released=released),
         tensors=dict(tensors),
+        probe=transients,
     )
 
 

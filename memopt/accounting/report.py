@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from memopt.accounting.units import PARTS, Convention, convert, table_unit
@@ -55,7 +56,8 @@ class GroupBytes:
 class Report:
     """Bytes that training one model with one optimizer holds between and during updates.
 
-    Activations and temporaries are not in it, nor module buffers (see docs/memory.md).
+    Activations are not in it, nor module buffers (see docs/memory.md). `transient` comes on top
+    of `total` for the moment of an update.
 
     Attributes:
         source: ``"predicted"`` or ``"measured"``.
@@ -67,6 +69,7 @@ class Report:
         gradient_rule: in words, which gradients those are.
         groups: the same bytes for each parameter group.
         tensors: bytes of optimizer state by the name of the state tensor.
+        probe: finds `transients`; None where they are unknown (measured reports).
     """
 
     source: str
@@ -78,6 +81,20 @@ class Report:
     gradient_rule: str
     groups: tuple[GroupBytes, ...]
     tensors: dict[str, int] = field(default_factory=dict)
+    probe: Callable[[], dict[str, int]] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def transients(self) -> dict[str, int]:
+        """Largest transient of one parameter's update, in each group; found at first use."""
+        return self.probe() if self.probe else {}
+
+    @property
+    def transient(self) -> int | None:
+        """Largest transient of ``step()`` in bytes; None in a measured report.
+
+        Parameters are updated one after another, so that it is the largest single one.
+        """
+        return max(self.transients.values(), default=None)
 
     @property
     def elements(self) -> int:
@@ -119,8 +136,10 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, totals included; ready for JSON."""
-        totals = {name: getattr(self, name) for name in ("elements", *PARTS, "total")}
-        return asdict(self) | totals
+        names = ("elements", *PARTS, "total", "transient", "transients")
+        plain = asdict(replace(self, probe=None))
+        del plain["probe"]
+        return plain | {name: getattr(self, name) for name in names}
 
     def __rich__(self) -> Table:
         """The report as a rich table: one row a group, one column a part."""

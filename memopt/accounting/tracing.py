@@ -8,7 +8,7 @@ yet public) adds up the storages that live at once. A 7B model needs neither a G
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 
 from memopt import catalog
+from memopt.accounting.live import tensors_in
 from memopt.accounting.measure import measure
 from memopt.accounting.predict import ANY_LR, dtype_name
 from memopt.errors import UnsupportedCombination, unknown
@@ -159,7 +160,7 @@ def trace(
     entry = catalog.get(method)
     if entry.timing == "in backward":
         arguments = {"micro_batches": micro_batches} | arguments
-    with FakeTensorMode(), _tracing_errors():
+    with FakeTensorMode(allow_non_fake_inputs=True), _tracing_errors():
         with _default_dtype(BUILD_DTYPES[dtype]):
             model = build_model()
         tracker = _Tracker()
@@ -167,7 +168,7 @@ def trace(
         tracker._track_module_params_and_buffers(model, install_grad_hooks=True)
         optimizer = catalog.create(method, model, targets=targets, **({"lr": ANY_LR} | arguments))
         batches = [build_batch() for _ in range(micro_batches)]
-        tracker.track_external(*_tensors(batches))
+        tracker.track_external(*tensors_in(batches))
         with tracker:
             for _ in range(STEPS):
                 tracker.samples.clear()
@@ -224,15 +225,6 @@ def _output_loss(model: nn.Module, batch: Any) -> Tensor:
             "labels in the batch?); pass loss=function of model and batch"
         )
     return value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, Mapping) else value
-    return (
-        [t for item in items for t in _tensors(item)] if isinstance(value, (Mapping, list)) else []
-    )
 
 
 @contextmanager

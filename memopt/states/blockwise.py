@@ -7,16 +7,16 @@ zero: a leading run of zeros in the byte is a decimal exponent, the rest a linea
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
+
+from memopt.constants import constant
 
 BLOCK = 256
 MINIMUM_ELEMENTS = 4096  # smaller tensors stay in compute precision, as the paper's package does
 
 
-@cache
+@constant
 def code_values(signed: bool) -> Tensor:
     """The 256 ascending code values on the CPU, float32, largest magnitude 1, with an exact 0.
 
@@ -34,13 +34,13 @@ def code_values(signed: bool) -> Tensor:
     return torch.tensor(sorted(values), dtype=torch.float32)
 
 
-@cache
+@constant
 def _boundaries(signed: bool) -> Tensor:
     values = code_values(signed).double()
     return ((values[1:] + values[:-1]) / 2).float()
 
 
-@cache
+@constant
 def zero_code(*, signed: bool) -> int:
     """Stored code of exact zero (signed codes are shifted by 128 into int8)."""
     index = int(torch.nonzero(code_values(signed) == 0.0).item())

@@ -9,12 +9,12 @@ official code pads each level with zeros instead; its band widths no longer matc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, conv_transpose1d
 
+from memopt.constants import constant
 from memopt.errors import unknown
 from memopt.subspaces import haar
 
@@ -111,7 +111,7 @@ class Haar:
         return haar.inverse(band, details, width)
 
 
-@cache
+@constant
 def transform(name: str, level: int) -> Haar | Wavelet:
     """The transform of a wavelet at a level.
 

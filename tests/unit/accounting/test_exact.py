@@ -11,18 +11,9 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 import memopt
 from memopt.accounting import measure, predict, shapes
 from memopt.rules import RULES
+from tests.unit.accounting.settings import ARGUMENTS, SMALL
 
-RANK, LEVEL = 8, 2
-# short intervals, so that three steps pass a refresh of each kind
-ARGUMENTS = {
-    "adamw": {},
-    "gwt": {"level": LEVEL},
-    "coap": {"rank": RANK, "update_interval": 1, "recalibrate_every": 2},
-    "galore": {"rank": RANK, "update_interval": 2},
-    "adama": {},
-    "lomo": {},
-    "adalomo": {},
-}
+RANK, LEVEL = SMALL["rank"], SMALL["level"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -91,12 +82,6 @@ def optimizer_for(method: str, model: nn.Module, **changes) -> torch.optim.Optim
 
 def bytes_of(report) -> tuple[int, int, int]:
     return report.weights, report.states, report.projections
-
-
-def test_every_method_of_the_catalog_is_here() -> None:
-    """Those for several processes are in tests/distributed."""
-    kinds = {name: method.kind for name, method in memopt.METHODS.items()}
-    assert set(ARGUMENTS) == {name for name, kind in kinds.items() if kind != "distributed"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

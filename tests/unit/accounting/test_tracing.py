@@ -6,22 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import memopt
 from memopt.accounting import measure, predict, shapes, trace
 from memopt.accounting.tracing import KINDS
+from tests.unit.accounting.allocator import peak_of
+from tests.unit.accounting.settings import ARGUMENTS
 
-ARGUMENTS = {
-    "adamw": {},
-    "gwt": {"level": 2},
-    "coap": {"rank": 8},
-    "galore": {"rank": 8},
-    "adama": {},
-    "lomo": {},
-    "adalomo": {},
-}
 ROWS, LENGTH = 4, 48
 
 
@@ -106,17 +98,7 @@ def live_peak(method: str, folder: Path, *, checkpointing: bool) -> int:
     report = measure(model, optimizer)
     before = report.weights + report.states + report.projections + batch["input_ids"].nbytes
     before += sum(buffer.nbytes for buffer in model.buffers())
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        step()
-    record.export_chrome_trace(str(folder / "record.json"))
-    events = json.loads((folder / "record.json").read_text())["traceEvents"]
-    changes = [event for event in events if event.get("name") == "[memory]"]
-    changes.sort(key=lambda event: event["ts"])
-    level = peak = 0
-    for change in changes:
-        level += change["args"]["Bytes"]
-        peak = max(peak, level)
-    return before + peak
+    return before + peak_of(step, folder)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -1,0 +1,80 @@
+"""The largest transient of a step: what an update makes for a moment, beside what it keeps.
+
+No formula is written by hand: the optimizer itself updates one parameter of each shape under
+PyTorch's FakeTensorMode, where every operation says which tensors it would make and none is
+computed, and the bytes that live at once are counted (`memopt.accounting.live`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memopt.accounting.live import transient_of
+from memopt.catalog import Method
+
+SOON = 2  # steps between refreshes, so that few steps pass one of each kind and a plain one
+STEPS = 5
+
+
+def derive(
+    entry: Method, groups: list[dict[str, Any]], arguments: Mapping[str, Any]
+) -> list[list[int]]:
+    """The largest transient of each parameter's update, over plain steps and refreshes.
+
+    Args:
+        entry: the method.
+        groups: its groups, parameters on any device (only their shapes and dtypes are used).
+        arguments: of the constructor. Intervals count as short ones: a refresh needs the same
+            room whenever it comes.
+
+    Returns:
+        Bytes, in the order of the groups and of their parameters; 0 for frozen ones. Kernels as
+        on the CPU.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        made = [_representatives(group) for group in groups]
+        stand_ins = [
+            group | {"params": list(p.values())} for group, p in zip(groups, made, strict=True)
+        ]
+        optimizer = entry.load()(stand_ins, **_hurried(entry, arguments))
+        largest = {id(p): 0 for group in made for p in group.values() if p.requires_grad}
+        for _ in range(STEPS):
+            for param in (p for group in made for p in group.values() if p.requires_grad):
+                param.grad = torch.empty_like(param)
+                largest[id(param)] = max(largest[id(param)], transient_of(optimizer))
+                param.grad = None
+    return [
+        [largest.get(id(params[_alike(p)]), 0) for p in _tensors_of(group)]
+        for group, params in zip(groups, made, strict=True)
+    ]
+
+
+def _alike(param: Tensor) -> tuple[Any, ...]:
+    """What decides the bytes of a parameter's update within its group."""
+    return tuple(param.shape), param.dtype, param.requires_grad
+
+
+def _representatives(group: dict[str, Any]) -> dict[tuple[Any, ...], nn.Parameter]:
+    """One fake parameter for all that are alike."""
+    kinds = {_alike(param) for param in _tensors_of(group)}
+    return {
+        kind: nn.Parameter(torch.empty(kind[0], dtype=kind[1]), requires_grad=kind[2])
+        for kind in sorted(kinds, key=str)
+    }
+
+
+def _tensors_of(group: dict[str, Any]) -> list[Tensor]:
+    return [param[1] if isinstance(param, tuple) else param for param in group["params"]]
+
+
+def _hurried(entry: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with every interval cut to `SOON`."""
+    given = entry.arguments() | dict(arguments)
+    intervals = [name for name in given if name.endswith(("_interval", "_every"))]
+    short = {k: SOON for k in intervals if isinstance(given[k], int) and given[k] > SOON}
+    return {**arguments, **short}
