@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from memopt.errors import NonFiniteGradientError, UnsupportedCombination, unknown
-from memopt.optimizers import rounding
+from memopt.optimizers import loading, rounding
 from memopt.optimizers.arguments import COMMON_DEFAULTS, NONFINITE, Common, positive
 from memopt.rules import adam
 from memopt.states import STORAGES, Buffer, allocate, compute_dtype
@@ -47,7 +46,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
     """Whether decoupled weight decay follows the update (GaLore, GWT, COAP) or precedes it."""
     aliases: ClassVar[dict[str, str]] = {}
     """Other projects' group keys and ours for the same thing."""
-    common_defaults: ClassVar[dict[str, Any]] = COMMON_DEFAULTS
+    common_defaults: dict[str, Any] = COMMON_DEFAULTS
     """Arguments that a family of methods shares, with their defaults."""
     timing: Any = None
     """The `memopt.backward.Handle` that consumes gradients in backward, if there is one."""
@@ -124,7 +123,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
             raise unknown("storage", group["storage"], STORAGES)
         if group["nonfinite"] not in NONFINITE:
             raise unknown("nonfinite policy", group["nonfinite"], NONFINITE)
-        if group["rounding"] not in rounding.MODES:
+        if group.get("rounding", "nearest") not in rounding.MODES:
             raise unknown("rounding", group["rounding"], rounding.MODES)
         if group["treated"] not in (True, False, None):
             raise ValueError(f"treated must be True, False or None, got {group['treated']!r}")
@@ -172,7 +171,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
                 f"{what} is float64, whose state is kept in float64: storage={storage!r} is for "
                 "float32 and narrower weights."
             )
-        if group["rounding"] == "stochastic" and param.dtype is torch.float16:
+        if group.get("rounding") == "stochastic" and param.dtype is torch.float16:
             raise UnsupportedCombination(
                 f"{what} is float16, but stochastic rounding is for bfloat16 weights; use "
                 "bfloat16 or float32 weights, or rounding='nearest'."
@@ -245,9 +244,14 @@ class MemoptOptimizer(torch.optim.Optimizer):
         for param, _ in work:
             self._refuse_sparse(param, param.grad)  # before any weight changes
         if self.check_finite(work):
-            for param, group in work:
-                self.step_parameter(param, param.grad, group)
+            self.step_all(work)
         return loss
+
+    def step_all(self, work: list[tuple[Tensor, dict[str, Any]]]) -> None:
+        """One logical update of each parameter, one after another."""
+        for param, group in work:
+            assert param.grad is not None
+            self.step_parameter(param, param.grad, group)
 
     def step_parameter(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """One logical update of one parameter; the timing engine calls this from its hooks."""
@@ -366,19 +370,12 @@ class MemoptOptimizer(torch.optim.Optimizer):
         """Loads as torch does, but keeps each tensor's dtype (torch casts to the weight's).
 
         Raises:
-            ValueError: the groups lack hyperparameters of this method; nothing was loaded.
+            ValueError: a state of another method or of other options; nothing was loaded.
         """
         final: dict[str, Any] = {}
-        # Not `defaults` alone: torch adds keys of its own to them at the first load.
-        known = set(self.defaults).intersection(*self.param_groups)
 
         def look(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
-            for group in given["param_groups"]:
-                if missing := sorted(known - set(group)):
-                    raise ValueError(
-                        f"this state_dict is not of {type(self).__name__}: its groups have no "
-                        f"{', '.join(missing)}."
-                    )
+            loading.check(self, given)
             final.update(given)
 
         hook = self.register_load_state_dict_pre_hook(look)
@@ -386,9 +383,8 @@ class MemoptOptimizer(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
         finally:
             hook.remove()
-        saved_ids = chain.from_iterable(g["params"] for g in final["param_groups"])
-        params = chain.from_iterable(g["params"] for g in self.param_groups)
-        for saved, param in zip(saved_ids, params, strict=True):
-            for key, value in final["state"].get(saved, {}).items():
+        for param, saved in loading.states(self, final):
+            for key, value in saved.items():
                 if isinstance(value, Tensor):
-                    self.state[param][key] = value.detach().clone().to(param.device)
+                    placed = self.state[param][key].device  # torch keeps step counts on the CPU
+                    self.state[param][key] = value.detach().clone().to(placed)

@@ -27,12 +27,13 @@ class Buffer:
         shape: shape of the buffer.
         kind: ``"moment"`` follows the group's ``storage``; ``"projection"`` too, but stays in
             the weight's precision under 8-bit storage (COAP); ``"scalar"`` always has compute
-            precision; ``"index"`` is int32.
+            precision; ``"index"`` is int32. As torch keeps its own: ``"weight"`` has the weight's
+            dtype, ``"count"`` is float32.
         signed: False for second moments, whose 8-bit code has no sign.
     """
 
     shape: tuple[int, ...]
-    kind: Literal["moment", "projection", "scalar", "index"] = "moment"
+    kind: Literal["moment", "projection", "scalar", "index", "weight", "count"] = "moment"
     signed: bool = True
 
     @property
@@ -60,8 +61,9 @@ def tensors_of(
         dtype: dtype of the weight.
     """
     precise = compute_dtype(dtype)
-    if buffer.kind == "index":
-        return {key: (buffer.shape, torch.int32)}
+    fixed = {"index": torch.int32, "weight": dtype, "count": torch.float32}
+    if buffer.kind in fixed:
+        return {key: (buffer.shape, fixed[buffer.kind])}
     if buffer.kind == "scalar" or storage == "float32":
         return {key: (buffer.shape, precise)}
     if storage == "bfloat16":

@@ -1,0 +1,65 @@
+"""Whether a state_dict belongs to an optimizer, looked at before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+
+from memopt.states import tensors_of
+
+
+def states(optimizer: Any, state_dict: dict[str, Any]) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """Each parameter with its saved state (empty where none was saved), in the order of groups."""
+    saved_ids = chain.from_iterable(g["params"] for g in state_dict["param_groups"])
+    params = chain.from_iterable(g["params"] for g in optimizer.param_groups)
+    for saved, param in zip(saved_ids, params, strict=True):
+        yield param, state_dict["state"].get(saved, {})
+
+
+def check(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    """Compares hyperparameters by name, and each saved tensor with what would be allocated.
+
+    Raises:
+        ValueError: groups without a hyperparameter of the method, or state that it does not keep.
+    """
+    name = type(optimizer).__name__
+    # Not `defaults` alone: torch adds keys of its own to them at the first load.
+    known = set(optimizer.defaults).intersection(*optimizer.param_groups)
+    for group in state_dict["param_groups"]:
+        if missing := sorted(known - set(group)):
+            raise ValueError(
+                f"this state_dict is not of {name}: its groups have no {', '.join(missing)}."
+            )
+    sizes = [[len(g["params"]) for g in groups] for groups in _both(optimizer, state_dict)]
+    if sizes[0] != sizes[1]:
+        return  # torch names that itself
+    for group, saved_group in zip(*_both(optimizer, state_dict), strict=True):
+        for param, saved_id in zip(group["params"], saved_group["params"], strict=True):
+            saved = state_dict["state"].get(saved_id, {})
+            expected = _shapes(optimizer, param, saved_group)
+            found = {key: tuple(getattr(value, "shape", ())) for key, value in saved.items()}
+            if saved and found != expected:
+                raise ValueError(
+                    f"this state_dict is not of this {name}: for {optimizer.name_of(param)!r} it "
+                    f"has {_words(found)}, but {_words(expected)} is needed."
+                )
+
+
+def _both(optimizer: Any, state_dict: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    return optimizer.param_groups, state_dict["param_groups"]
+
+
+def _shapes(optimizer: Any, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What the optimizer would keep for a parameter under a saved group's hyperparameters."""
+    shapes: dict[str, tuple[int, ...]] = {"step": ()}
+    for key, buffer in optimizer.declared(param, group).items():
+        specs = tensors_of(key, buffer, group.get("storage", "float32"), param.dtype)
+        shapes |= {name: shape for name, (shape, _) in specs.items()}
+    return shapes
+
+
+def _words(shapes: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{key} {shape}" for key, shape in shapes.items() if key != "step")
