@@ -325,7 +325,7 @@ class MemoptOptimizer(torch.optim.Optimizer):
                     f"{type(self).__name__}: nearly all of the update of {self.name_of(param)!r} "
                     f"rounds to nothing in {param.dtype}; use rounding='stochastic', float32 "
                     "weights or a larger learning rate.",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
         param.copy_(weight)
 
