@@ -14,17 +14,111 @@ from torch import nn
 from memopt.errors import unknown
 from memopt.params import Targets, param_groups
 
-CAPABILITIES = {
-    "accumulation": "micro-gradients enter the state in backward (`memopt.accumulate_in_backward`)",
-    "in_backward": "the update happens in backward (`memopt.update_in_backward`)",
-    "clipping": "`clip_grad_norm_` between backward and step",
-    "compile": "training a model under `torch.compile`",
-    "fsdp2": "weights sharded by `torch.distributed.fsdp.fully_shard`",
-    "one_dim": "the method's own algorithm on 1-D weights (otherwise plain Adam)",
-    "convolution": "4-D weights",
-    "bf16_weights": "bfloat16 weights",
+
+@dataclass(frozen=True)
+class Capability:
+    """One thing that every method does, except where `Method.limits` says that it does not.
+
+    `tests/conformance` holds each method to it, and each exception to being one.
+
+    Attributes:
+        group: heading under which docs/conformance.md has it.
+        says: what is promised.
+        refused: whether a method that lacks it says so by an error (otherwise it cannot know that
+            it is asked, as where torch's own class takes any group key).
+    """
+
+    group: str
+    says: str
+    refused: bool = True
+
+
+CAPABILITIES: dict[str, Capability] = {
+    # ---- the loop
+    "closure": Capability(
+        "Loop", "`step(closure)` recomputes with autograd on and returns the closure's loss"
+    ),
+    "groups": Capability(
+        "Loop",
+        "each parameter group has hyperparameters of its own; `add_param_group` at any time, "
+        "the new parameters beginning at their own first step",
+    ),
+    "schedulers": Capability("Loop", "the rate that a scheduler of torch sets is the one applied"),
+    "maximize": Capability("Loop", "`maximize=True` follows the opposite gradient, bit for bit"),
+    "frozen": Capability(
+        "Loop", "frozen and unused parameters stay and keep no state; thawed ones join"
+    ),
+    "tied": Capability("Loop", "tied weights have one state and one update"),
+    "micro_batches": Capability(
+        "Loop",
+        "k backward passes, then one `step()`, equal one pass over all of the batch",
+        refused=False,
+    ),
+    "clipping": Capability(
+        "Loop", "`clip_grad_norm_` between backward and `step()` clips", refused=False
+    ),
+    "compile": Capability("Loop", "the model may be under `torch.compile` (tried: eager backend)"),
+    # ---- state
+    "determinism": Capability(
+        "State", "two runs have the same bits, whatever torch's global generator does"
+    ),
+    "seeds": Capability(
+        "State",
+        "random choices follow parameter names: reordered or inserted parameters change no "
+        "other parameter's run",
+    ),
+    "resume": Capability(
+        "State",
+        "a run that stops at any step and goes on from `torch.load(weights_only=True)` ends with "
+        "the bits of an undisturbed one",
+    ),
+    "copies": Capability("State", "deep and pickled copies go on alike"),
+    "state_dtype": Capability(
+        "State", "state is float32 under narrower weights, float64 under float64", refused=False
+    ),
+    "foreign_state": Capability(
+        "State", "another method's `state_dict` is refused before anything is loaded", refused=False
+    ),
+    "own_state": Capability(
+        "State", "loading copies: training leaves the loaded `state_dict` as it was", refused=False
+    ),
+    "transient": Capability(
+        "State", "what a step needs for a moment is a small multiple of one parameter"
+    ),
+    # ---- weights
+    "bf16_weights": Capability("Weights", "bfloat16 weights"),
+    "convolution": Capability("Weights", "the method's own algorithm on 4-D weights"),
+    "one_dim": Capability(
+        "Weights", "the method's own algorithm on 1-D and 0-D weights (otherwise plain Adam)"
+    ),
+    "strides": Capability("Weights", "gradients and weights of any strides"),
+    # ---- input
+    "arguments": Capability("Input", "unknown arguments are refused with the nearest name"),
+    "group_keys": Capability(
+        "Input", "unknown group keys are refused with the nearest name", refused=False
+    ),
+    "nonfinite": Capability(
+        "Input",
+        "a NaN or infinite gradient is named, or by `nonfinite='skip'` left out and counted",
+        refused=False,
+    ),
+    "untouched": Capability(
+        "Input",
+        "after a NaN or infinite gradient every weight and state is what it was before the step",
+        refused=False,
+    ),
+    # ---- gradients used in backward
+    "in_backward": Capability("Backward", "`memopt.update_in_backward`: the same bits as `step()`"),
+    "accumulation": Capability(
+        "Backward", "`memopt.accumulate_in_backward`: micro-gradients enter the state and are freed"
+    ),
+    # ---- elsewhere
+    "trainer": Capability(
+        "Trainer", "trains, stops and resumes with equal bits under transformers' Trainer"
+    ),
+    "fsdp2": Capability("Processes", "weights sharded by `torch.distributed.fsdp.fully_shard`"),
 }
-"""What a method may do beside training dense float32 weights; `Method.limits` names exceptions."""
+"""What every method does; `Method.limits` has the exceptions, by these keys, with reasons."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +166,10 @@ class Method:
         shared: dict[str, Any] = getattr(self.load(), "common_defaults", {})
         return {**own, **shared} if "common" in signature else own
 
+    def in_loop(self, micro_batches: int) -> dict[str, int]:
+        """Arguments that a training loop of so many backward passes a step must give it."""
+        return {"micro_batches": micro_batches} if "micro_batches" in self.arguments() else {}
+
     def groups(self, model: nn.Module, targets: Targets = "auto") -> list[dict[str, Any]]:
         """Parameter groups of a model for this method.
 
@@ -84,6 +182,20 @@ class Method:
 
 
 _KEPT = "float32, bfloat16, 8-bit"
+# reasons of limits that several methods share
+_WHOLE = "the update needs the gradient of the whole mini-batch, which no state holds"
+_PLAIN = "fewer than two dimensions have no second side; they get plain Adam beside treated weights"
+_GONE = "gradients are used during backward: there are none left to clip before `step()`"
+_PASSED = "gradients that backward reached before the bad one are already in weights or states"
+_TORCH = "torch's own class"
+_UNCHECKED = {
+    "state_dtype": f"{_TORCH}: moments have the weight's dtype, step counts float32",
+    "foreign_state": f"{_TORCH} loads whatever has as many parameters",
+    "group_keys": f"{_TORCH} takes any key",
+    "nonfinite": f"{_TORCH} has no policy: NaN goes into weights and states",
+    "untouched": f"{_TORCH} has no policy: NaN goes into weights and states",
+}
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -91,30 +203,61 @@ METHODS: dict[str, Method] = {
         Method(
             "adamw", "AdamW", "memopt.optimizers.adamw:AdamW", "1711.05101",
             "full", "Adam", "weight's dtype", "step", "2mn",
+            limits={
+                "accumulation": f"{_TORCH}; `adama` is Adam with this timing",
+                "own_state": f"{_TORCH}: step counts go on in the loaded tensors",
+                **_UNCHECKED,
+            },
         ),
         Method(
             "gwt", "GWT", "memopt.optimizers.gwt:GWT", "2501.07237",
             "Haar approximation band", "Adam", _KEPT, "step", "2m⌈n/2^level⌉ + 1",
+            limits={
+                "one_dim": _PLAIN,
+            },
         ),
         Method(
             "coap", "COAP", "memopt.optimizers.coap:COAP", "2412.00071",
             "correlation-aware projection", "Adam", _KEPT, "step", "2mr + nr",
+            limits={
+                "one_dim": _PLAIN,
+                "accumulation": "a refresh of the basis needs the gradient of the whole mini-batch",
+            },
         ),
         Method(
             "adama", "AdamA", "memopt.optimizers.adama:AdamA", "2305.19982",
             "full", "Adam", "float32", "accumulated", "2mn",
+            limits={
+                "micro_batches": "the method itself: v takes each micro-gradient's square",
+                "clipping": _GONE,
+                "untouched": _PASSED,
+            },
         ),
         Method(
             "lomo", "LOMO", "memopt.optimizers.lomo:LOMO", "2306.09782",
             "full", "SGD", "none", "in backward", "0",
+            limits={
+                "clipping": f"{_GONE}; `max_norm` clips exactly, in two passes",
+                "untouched": _PASSED,
+                "accumulation": _WHOLE,
+            },
         ),
         Method(
             "adalomo", "AdaLomo", "memopt.optimizers.adalomo:AdaLomo", "2310.10195",
             "full", "Adafactor without momentum", "float32", "in backward", "m + n",
+            limits={
+                "clipping": f"{_GONE}; `max_norm` clips exactly, in two passes",
+                "untouched": _PASSED,
+                "accumulation": _WHOLE,
+            },
         ),
         Method(
             "galore", "GaLore", "memopt.optimizers.galore:GaLore", "2403.03507",
             "SVD projection", "Adam", _KEPT, "step", "2mr + nr",
+            limits={
+                "one_dim": _PLAIN,
+                "accumulation": "a refresh of the basis needs the gradient of the whole mini-batch",
+            },
         ),
         # ---- other projections of the gradient
 
@@ -135,6 +278,9 @@ METHODS: dict[str, Method] = {
                 "accumulation": "torch's own: its update needs the whole gradient",
                 "in_backward": "the update ends with broadcasts that all processes must join",
                 "fsdp2": "FSDP2 shards the states itself: use adamw",
+                "maximize": "not among its arguments; turn the loss around",
+                "copies": f"{_TORCH} can be neither copied nor pickled",
+                **_UNCHECKED,
             },
         ),
     )

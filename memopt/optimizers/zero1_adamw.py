@@ -78,6 +78,12 @@ class ZeRO1AdamW(ZeroRedundancyOptimizer):
         super().load_state_dict({**state_dict, "state": own})
         self.state = self.optim.state
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise UnsupportedCombination(
+            "ZeRO1AdamW can be neither copied nor pickled: its states lie on several processes. "
+            "Save state_dict() after consolidate_state_dict()."
+        )
+
     @staticmethod
     def shares(groups: Iterable[dict[str, Any]], processes: int) -> list[list[Tensor]]:
         """The parameters of each process, as torch deals them out.

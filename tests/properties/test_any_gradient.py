@@ -67,31 +67,6 @@ def test_any_parameter_takes_any_gradient(variant, shape, dtype, kind, storage, 
 
 
 @every_variant
-def test_strided_gradients_and_weights(variant) -> None:
-    # one layout of the same numbers gives the same update, up to the order of sums
-    flat = {
-        "tall": nn.Parameter(torch.randn(12, 7)),
-        "kernel": nn.Parameter(torch.randn(8, 3, 2, 2)),
-    }
-    strided = {
-        "tall": nn.Parameter(flat["tall"].detach().T.contiguous().T),
-        "kernel": nn.Parameter(flat["kernel"].detach().to(memory_format=torch.channels_last)),
-    }
-    assert not strided["tall"].is_contiguous() and not strided["kernel"].is_contiguous()
-    optimizers = [build(variant, each.items(), lr=1e-2) for each in (flat, strided)]
-    for step in range(4):
-        pull(flat, step)
-        for name, param in strided.items():
-            param.grad = flat[name].grad.clone().as_strided(param.shape, flat[name].grad.stride())
-            other = torch.empty_strided(param.shape, param.stride())
-            param.grad = other.copy_(flat[name].grad)
-        for optimizer in optimizers:
-            optimizer.step()
-    for name in flat:
-        torch.testing.assert_close(strided[name], flat[name], rtol=1e-4, atol=1e-5)
-
-
-@every_variant
 def test_empty_parameters_are_left_alone(variant) -> None:
     # a shard can be empty
     params = {
