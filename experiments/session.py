@@ -103,6 +103,7 @@ def summary(
         "study": run.study,
         "suite": run.suite,
         "smoke": run.smoke,
+        "tuning": run.tuning,
         "task": run.task,
         "model": run.model.name,
         "data_id": run.data.data_id,

@@ -87,6 +87,8 @@ class DataSpec(Strict):
         validation_documents: their number.
         max_documents: of the training part at most: the first of an official one, else drawn by
             ``seed``.
+        slice: ``tuning``: only the documents (training and held-out) set aside for choosing
+            hyperparameters, a fifth of them; ``final``: only the others. Default: all.
         seed: of the split and of the choice of documents.
     """
 
@@ -98,6 +100,7 @@ class DataSpec(Strict):
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     validation_documents: PositiveInt | None = None
     max_documents: PositiveInt | None = None
+    slice: Literal["tuning", "final"] | None = None
     seed: Seed = 0
 
     @model_validator(mode="after")
@@ -255,7 +258,8 @@ class RunSpec(Strict):
 
     Attributes:
         task: which command trains it.
-        study, suite, smoke: labels; ``smoke`` marks runs too small to conclude anything from.
+        study, suite, smoke, tuning: labels; ``smoke`` marks runs too small to conclude anything
+            from, ``tuning`` those that only choose a learning rate.
         threads: of the CPU; part of the identity, because sums depend on it.
     """
 
@@ -263,6 +267,7 @@ class RunSpec(Strict):
     study: Name
     suite: Name
     smoke: bool = False
+    tuning: bool = False
     model: ModelSpec
     method: MethodSpec
     data: DataSpec
@@ -270,6 +275,15 @@ class RunSpec(Strict):
     seeds: Seeds = Seeds()
     threads: PositiveInt = 1
     resources: Resources = Resources()
+
+    @model_validator(mode="after")
+    def _tunes_on_data_of_its_own(self) -> Self:
+        if self.tuning != (self.data.slice == "tuning"):
+            raise ValueError(
+                "a study with a 'grid' has 'data: {slice: tuning}', and no other study has: rates "
+                "are chosen on documents that final runs never see"
+            )
+        return self
 
     @model_validator(mode="after")
     def _task_and_data_agree(self) -> Self:
@@ -288,7 +302,7 @@ class RunSpec(Strict):
     @property
     def config_hash(self) -> str:
         """SHA-256 of everything that decides the result; labels and resources do not."""
-        labels = {"study", "suite", "smoke", "resources"}
+        labels = {"study", "suite", "smoke", "tuning", "resources"}
         return content_hash({k: v for k, v in to_plain(self).items() if k not in labels})
 
     @property

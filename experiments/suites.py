@@ -15,14 +15,15 @@ import tomllib
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from experiments import spec
 from experiments.errors import UserError, command_line, nearest
 from experiments.files import write_if_changed
 from experiments.spec import MethodSpec, ModelSpec, Name, Resources, RunSpec, Seeds, Strict
+from experiments.tuning import TunedFile
 
 HOME = Path(__file__).parent
 
@@ -104,6 +105,10 @@ class Study(Strict):
         task: a file of ``tasks``.
         data: keys that override the task's.
         seeds: a number, or ``{weights, data}``.
+        grid: makes it a study that tunes: factors on the learning rate of the methods' files, the
+            same for every method.
+        rates: makes it a study with tuned rates: a file of ``tuned``, in place of the rates of the
+            methods' files.
     """
 
     id: Name
@@ -114,9 +119,20 @@ class Study(Strict):
         list[Annotated[MethodChoice, BeforeValidator(_name_only)]], Field(min_length=1)
     ]
     seeds: Annotated[list[Annotated[Seeds, BeforeValidator(_one_number)]], Field(min_length=1)]
+    grid: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2)] | None = None
+    rates: Name | None = None
     train: spec.TrainSpec
     threads: PositiveInt = 1
     resources: Resources | None = None
+
+    @model_validator(mode="after")
+    def _rates_from_one_place(self) -> Self:
+        own = [choice.name for choice in self.methods if choice.lr is not None]
+        if self.grid and self.rates:
+            raise ValueError("a study has a 'grid' or tuned 'rates', not both")
+        if self.rates and own:
+            raise ValueError(f"with tuned 'rates', {own[0]} cannot have an 'lr' of its own")
+        return self
 
 
 class SuiteFile(Strict):
@@ -177,6 +193,23 @@ def method_spec(choice: MethodChoice, model: str) -> MethodSpec:
     return MethodSpec(name=choice.name, lr=lr, args=args)
 
 
+def rates(study: Study, choice: MethodChoice, model: str) -> list[MethodChoice]:
+    """The method at each learning rate that the study asks for: one, or those of its grid."""
+    if study.rates:
+        tuned: TunedFile = _read(TunedFile, "tuned", study.rates)
+        if choice.name not in tuned.methods:
+            raise UserError(
+                f"tuned/{study.rates}.yaml has no rate for {choice.name}"
+                f"{nearest(choice.name, tuned.methods)}: tune it as well"
+            )
+        return [choice.model_copy(update={"lr": tuned.methods[choice.name].lr})]
+    if study.grid:
+        base = method_spec(choice, model).lr
+        factors = sorted(study.grid)
+        return [choice.model_copy(update={"lr": float(f"{base * f:.4g}")}) for f in factors]
+    return [choice]
+
+
 def _data(study: Study, task: TaskFile, model: ModelSpec, where: str) -> spec.DataSpec:
     """The study's data; fills in what the model and the training decide."""
     content = {**task.data, **study.data}
@@ -198,32 +231,46 @@ def expand(suite: str) -> list[RunSpec]:
     runs: dict[str, RunSpec] = {}
     for study in file.studies:
         where = f"suites/{suite}.yaml: study {study.id}"
-        task: TaskFile = _read(TaskFile, "tasks", study.task)
-        for name, choice, seeds in itertools.product(study.models, study.methods, study.seeds):
-            model = model_spec(name)
-            resources = study.resources or _read(ModelFile, "models", name).resources
-            run = spec.parse(
-                RunSpec,
-                {
-                    "task": task.task,
-                    "study": study.id,
-                    "suite": suite,
-                    "smoke": file.smoke,
-                    "model": model,
-                    "method": method_spec(choice, name),
-                    "data": _data(study, task, model, f"{where}: data"),
-                    "train": study.train,
-                    "seeds": seeds,
-                    "threads": study.threads,
-                    "resources": resources,
-                },
-                where,
-            )
-            check_arguments(run, where)
-            if run.run_id in runs:
-                raise UserError(f"{where}: the run {run.run_id} is listed twice")
-            runs[run.run_id] = run
+        for model, choice, seeds in itertools.product(study.models, study.methods, study.seeds):
+            for at_rate in rates(study, choice, model):
+                run = _run(suite, file.smoke, study, model, at_rate, seeds, where)
+                check_arguments(run, where)
+                if run.run_id in runs:
+                    raise UserError(f"{where}: the run {run.run_id} is listed twice")
+                runs[run.run_id] = run
     return list(runs.values())
+
+
+def _run(
+    suite: str,
+    smoke: bool,
+    study: Study,
+    name: str,
+    choice: MethodChoice,
+    seeds: Seeds,
+    where: str,
+) -> RunSpec:
+    """One run of a study, every name resolved."""
+    task: TaskFile = _read(TaskFile, "tasks", study.task)
+    model = model_spec(name)
+    return spec.parse(
+        RunSpec,
+        {
+            "task": task.task,
+            "study": study.id,
+            "suite": suite,
+            "smoke": smoke,
+            "tuning": study.grid is not None,
+            "model": model,
+            "method": method_spec(choice, name),
+            "data": _data(study, task, model, f"{where}: data"),
+            "train": study.train,
+            "seeds": seeds,
+            "threads": study.threads,
+            "resources": study.resources or _read(ModelFile, "models", name).resources,
+        },
+        where,
+    )
 
 
 def check_arguments(run: RunSpec, where: str) -> None:
@@ -268,6 +315,7 @@ def write(suite: str, runs: list[RunSpec], out: Path) -> dict[str, Any]:
             {
                 "run_id": run.run_id,
                 "task": run.task,
+                "tuning": run.tuning,
                 "study": run.study,
                 "model": run.model.name,
                 "method": run.method.name,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.data.packages import Progress, Row, text_hash
 from experiments.data.readers import Corpus
 from experiments.data.sources import AnySource, PackageSource
-from experiments.data.splits import hold_out, in_seeded_order, refuse_fraction
+from experiments.data.splits import hold_out, in_seeded_order, in_slice, refuse_fraction
 from experiments.data.tokens import read_manifest
 from experiments.errors import UserError
 from experiments.files import canonical_json
@@ -96,8 +96,9 @@ def _labelled_rows(
     """
 
     def rows_of(part: str, limit: int | None = None) -> list[Row]:
-        rows = islice(corpus.splits[part], limit)
-        return [_row(row, f"{part} row {n}", spec, source) for n, row in enumerate(rows, 1)]
+        rows = enumerate(corpus.splits[part], 1)
+        made = (_row(row, f"{part} row {n}", spec, source) for n, row in rows)
+        return list(islice((row for row in made if in_slice(canonical_json(row), spec)), limit))
 
     if "validation" in corpus.splits:
         refuse_fraction(spec)
@@ -154,5 +155,6 @@ def _origin_rows(
         }
         return [{"text": line, "label": label[line]} for line in in_seeded_order(label, spec.seed)]
 
-    held_out, train = hold_out(library, spec)
+    modules = [module for module in library if in_slice(module, spec)]
+    held_out, train = hold_out(modules, spec)
     return balanced(held_out), balanced(train)

@@ -17,7 +17,7 @@ from experiments.data import classification, packed
 from experiments.data.packages import Progress, Row
 from experiments.data.readers import Corpus, open_source
 from experiments.data.sources import AnySource, source_of
-from experiments.data.splits import split_documents
+from experiments.data.splits import in_slice, split_documents
 from experiments.data.tokenizer import end_of_document, make_tokenizer, tokenizer_hash
 from experiments.data.tokens import MANIFEST, Rows, split_rows
 from experiments.errors import UserError
@@ -149,7 +149,7 @@ def _tokens(
     length = spec.sequence_length
     column = source.fields["text"]
     held_out, train = split_documents(
-        {name: Texts(rows, column) for name, rows in corpus.splits.items()}, spec
+        {name: Texts(rows, column, spec) for name, rows in corpus.splits.items()}, spec
     )
     progress("training the tokenizer", 0, None)
     tokenizer = make_tokenizer(spec.tokenizer, train)
@@ -194,10 +194,11 @@ def _targets(rows: Rows, vocab_size: int) -> np.ndarray:
 
 
 class Texts:
-    """One column of rows; can be gone through again."""
+    """One column of the rows of a slice; can be gone through again."""
 
-    def __init__(self, rows: Iterable[Row], column: str) -> None:
-        self.rows, self.column = rows, column
+    def __init__(self, rows: Iterable[Row], column: str, spec: DataSpec) -> None:
+        self.rows, self.column, self.spec = rows, column, spec
 
     def __iter__(self) -> Iterator[str]:
-        return (row[self.column] for row in self.rows)
+        texts = (row[self.column] for row in self.rows)
+        return (text for text in texts if in_slice(text, self.spec))

@@ -11,6 +11,7 @@ from experiments.errors import UserError
 from experiments.spec import DataSpec
 
 DEFAULT_FRACTION = 0.05
+TUNING_SHARE = 0.2
 
 
 def split_documents(
@@ -57,6 +58,19 @@ def hold_out(items: Iterable[str], spec: DataSpec) -> tuple[list[str], list[str]
 def in_seeded_order(texts: Iterable[str], seed: int) -> list[str]:
     """Texts in an order that looks random and is the same on every machine."""
     return sorted(texts, key=lambda text: hashlib.sha256(f"{seed}\0{text}".encode()).digest())
+
+
+def in_slice(item: str, spec: DataSpec) -> bool:
+    """Whether a document belongs to the slice that is asked for.
+
+    The hash of the document alone decides, so that the slices are the same and disjoint in every
+    split, for every seed, and in a stream whose length nobody knows.
+    """
+    if spec.slice is None:
+        return True
+    digest = hashlib.sha256(f"slice\0{item}".encode()).digest()
+    tuning = int.from_bytes(digest[:8], "big") < TUNING_SHARE * 2**64
+    return tuning == (spec.slice == "tuning")
 
 
 def refuse_fraction(spec: DataSpec) -> None:

@@ -117,7 +117,9 @@ def bundle(name, kind):
 
 def notebook_outputs():
     """Files that each notebook writes, given the tasks that were run (notebooks/bundles.yaml)."""
-    tasks = {RUNS[run]["task"] for run in COLLECTED} | {None}
+    collected = [RUNS[run] for run in COLLECTED]
+    final = {run["task"] for run in collected if not run["tuning"]}
+    tasks = final | {"tuning" for run in collected if run["tuning"]} | {None}
     return {
         notebook: [
             file

@@ -36,6 +36,7 @@ def run_row(run_id: str, task: str, model: str, method: str, seed: int) -> dict:
         "study": "main",
         "suite": "made-up",
         "smoke": True,
+        "tuning": False,
         "task": task,
         "model": model,
         "method": method,
@@ -110,6 +111,18 @@ def tables(seeds: int = 1) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame(runs), pd.DataFrame(metrics, columns=list(METRICS_COLUMNS))
 
 
+def sweep() -> pd.DataFrame:
+    """Runs of a study that tunes: the best rate is 0.003, the highest diverges."""
+    return pd.DataFrame(
+        run_row(f"rates-nano-{method}-{lr}", "pretrain", "nano", method, 0)
+        | {"study": "rates", "tuning": True, "lr": lr, "diverged": lr > 0.01}
+        | {"final_validation_loss": np.nan if lr > 0.01 else end + abs(np.log(lr / 0.003))}
+        | {"final_unigram_perplexity": np.exp(UNIGRAM), "data_id": "made_up-tuning"}
+        for method, (_, end, _) in METHODS.items()
+        for lr in (0.001, 0.003, 0.01, 0.03)
+    )
+
+
 def memory() -> pd.DataFrame:
     """Bytes of two models, and printed figures: equal, different, and not computed."""
     rows = []
@@ -152,6 +165,7 @@ def write(folder: Path, seeds: int = 1) -> None:
     """Write the tables as the workflow does."""
     folder.mkdir(parents=True, exist_ok=True)
     runs, metrics = tables(seeds)
+    runs = pd.concat([runs, sweep()], ignore_index=True)
     runs.to_parquet(folder / "runs.parquet", index=False)
     metrics.to_parquet(folder / "metrics.parquet", index=False)
     memory().to_parquet(folder / "memory.parquet", index=False)

@@ -26,6 +26,7 @@ for run in content["runs"]:
         {
             "run_id": run_id,
             "task": run.get("task", "pretrain"),
+            "tuning": False,
             "study": "stub",
             "model": "none",
             "method": run["method"],
