@@ -12,20 +12,25 @@ if TYPE_CHECKING:
     from memopt.optimizers.adalomo import AdaLomo
     from memopt.optimizers.adama import AdamA
     from memopt.optimizers.adamw import AdamW
+    from memopt.optimizers.apollo import APOLLO, APOLLOMini
     from memopt.optimizers.coap import COAP
+    from memopt.optimizers.fira import Fira
     from memopt.optimizers.galore import GaLore
     from memopt.optimizers.gwt import GWT
     from memopt.optimizers.lomo import LOMO
     from memopt.optimizers.zero1_adamw import ZeRO1AdamW
 
 __all__ = [
+    "APOLLO",
     "COAP",
     "GWT",
     "LOMO",
     "METHODS",
+    "APOLLOMini",
     "AdaLomo",
     "AdamA",
     "AdamW",
+    "Fira",
     "GaLore",
     "NonFiniteGradientError",
     "UnsupportedCombination",

@@ -260,6 +260,18 @@ METHODS: dict[str, Method] = {
             },
         ),
         # ---- other projections of the gradient
+        Method(
+            "fira", "Fira", "memopt.optimizers.fira:Fira", "2410.01623",
+            "SVD projection and its residual", "Adam", _KEPT, "step", "2mr + nr + 1",
+        ),
+        Method(
+            "apollo", "APOLLO", "memopt.optimizers.apollo:APOLLO", "2412.05270",
+            "random projection, for scales only", "Adam", _KEPT, "step", "2mr + 1",
+        ),
+        Method(
+            "apollo_mini", "APOLLO-Mini", "memopt.optimizers.apollo:APOLLOMini", "2412.05270",
+            "random projection of rank 1", "Adam", _KEPT, "step", "2m + 1",
+        ),
 
         # ---- low-rank states and random subspaces
 

@@ -1,4 +1,4 @@
-"""What GaLore and COAP share: a rule on a projection of the gradient to one low-rank basis."""
+"""What projected methods share: a rule on a projection of the gradient to one low-rank basis."""
 
 from __future__ import annotations
 
@@ -12,28 +12,37 @@ from torch import Tensor
 from memopt.errors import NonFiniteGradientError, unknown
 from memopt.optimizers.arguments import COMMON_DEFAULTS, Common, positive, whole
 from memopt.optimizers.base import MemoptOptimizer
-from memopt.rules import rule
+from memopt.rules import Rule, rule
 from memopt.states import Buffer, load, store
 from memopt.subspaces import as_matrix, matrix_shape, projection
 
 
-class ProjectedCommon(Common, total=False):
-    """Arguments that projected methods take beside their own.
+class AdamOnR(Common, total=False):
+    """Arguments that methods with Adam on a projected gradient R take beside their own.
 
     Attributes:
         side: ``"std"`` (default) reduces the shorter side, ``"reverse_std"`` the longer; or
             ``"left"``, ``"right"``.
-        rule: ``"adam"`` (default), ``"adafactor"``, ``"adam_mini"`` or ``"muon"``, on R.
-        betas: Adam's; default (0.9, 0.999). Muon's momentum is the first.
+        betas: Adam's; default (0.9, 0.999).
         eps: Adam's; default 1e-6, as in the official codes.
         storage: of the moments: ``"float32"`` (default), ``"bfloat16"`` or ``"8bit"``.
     """
 
     side: str
-    rule: str
     betas: tuple[float, float]
     eps: float
     storage: str
+
+
+class ProjectedCommon(AdamOnR, total=False):
+    """Arguments that projected methods take beside their own.
+
+    Attributes:
+        rule: ``"adam"`` (default), ``"adafactor"``, ``"adam_mini"`` or ``"muon"``, on R; Muon's
+            momentum is ``betas[0]``.
+    """
+
+    rule: str
 
 
 class Work(NamedTuple):
@@ -75,9 +84,13 @@ class Projected(MemoptOptimizer):
         positive(group, "scale")
         if group["rank"] is not None or "rank_ratio" not in group:
             whole(group, "rank", least=1)
-        rule(group["rule"])
+        self.rule_of(group)
         if group["side"] not in projection.SIDES:
             raise unknown("side", group["side"], projection.SIDES)
+
+    def rule_of(self, group: dict[str, Any]) -> Rule:
+        """The rule on R; Adam's where the method leaves no choice."""
+        return rule(group.get("rule", "adam"))
 
     def rank_of(self, shape: tuple[int, int], group: dict[str, Any]) -> int:
         """Rank used for a matrix: the group's, at most its shorter side."""
@@ -89,7 +102,7 @@ class Projected(MemoptOptimizer):
         basis, coefficients = projection.shapes(matrix, group["side"], self.rank_of(matrix, group))
         return {
             "projection": Buffer(basis, kind="projection"),
-            **rule(group["rule"]).buffers(coefficients),
+            **self.rule_of(group).buffers(coefficients),
         }
 
     def update(
@@ -98,17 +111,21 @@ class Projected(MemoptOptimizer):
         """Refresh the basis if due, project, apply the rule, project back."""
         matrix = as_matrix(grad)
         side = projection.resolve_side(matrix_shape(tuple(grad.shape)), group["side"])
-        basis = load(state, "projection")
-        if self.due(state, group):
-            self.require_finite(matrix, param)
-            basis = self.refresh(matrix, basis, side, Work(state, group, param))
-            store(state, "projection", basis)
-            basis = load(state, "projection")  # as it is stored: rounded under bfloat16
+        basis = self.basis(matrix, side, Work(state, group, param))
         coefficients = projection.project(matrix, basis, side)
-        answer = rule(group["rule"]).direction(coefficients, state, group)
+        answer = self.rule_of(group).direction(coefficients, state, group)
         update = projection.back(answer.value, basis, side)
         update = answer.finish(update) if answer.finish else update
         return update.mul_(answer.step_size * group["scale"]).view_as(param)
+
+    def basis(self, grad: Tensor, side: str, work: Work) -> Tensor:
+        """The basis of this step, refreshed first where that is due."""
+        basis = load(work.state, "projection")
+        if not self.due(work.state, work.group):
+            return basis
+        self.require_finite(grad, work.param)
+        store(work.state, "projection", self.refresh(grad, basis, side, work))
+        return load(work.state, "projection")  # as it is stored: rounded under bfloat16
 
     def due(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
         """Whether the basis is refreshed: at steps 1, 1 + T, 1 + 2T, ..."""

@@ -40,6 +40,17 @@ VARIANTS: dict[str, Variant] = {
     "coap adafactor": ("coap", {"rank": 3, "update_interval": 3, "rule": "adafactor"}),
     "coap adam_mini": ("coap", {"rank": 3, "update_interval": 3, "rule": "adam_mini"}),
     "coap muon": ("coap", {"rank": 3, "update_interval": 3, "rule": "muon"}),
+    "fira": ("fira", {"rank": 3, "update_interval": 3}),
+    "fira paper left": (
+        "fira", {"rank": 3, "update_interval": 5, "residual": "paper", "side": "left"},
+    ),
+    "apollo": ("apollo", {"rank": 3, "update_interval": 3}),
+    "apollo, new projection on resume": ("apollo", {"rank": 3, "update_interval": 5}),
+    "apollo kept": ("apollo", {"rank": 3, "update_interval": 3, "keep_projection": True}),
+    "apollo svd right": (
+        "apollo", {"rank": 3, "update_interval": 3, "projection": "svd", "side": "right"},
+    ),
+    "apollo mini": ("apollo_mini", {"update_interval": 3}),
 }  # fmt: skip
 """Name to catalog method and arguments; intervals put the fifth step on and off a refresh."""
 
