@@ -72,6 +72,15 @@ CONVENTIONS = {
             why="GaLore's column in 10**9 bytes; the bars of the same laboratory's FOAM agree",
         ),
         Convention(
+            name="fira",
+            counts=PARTS,
+            unit="GB",
+            dtype="bfloat16",
+            storage="bfloat16",
+            scales=True,
+            why="GaLore's column with the gradients: its full-rank figures are 8 bytes a weight",
+        ),
+        Convention(
             name="coap",
             counts=("states", "projections"),
             unit="GiB",

@@ -26,3 +26,7 @@ class Scaled(Projected):
         if group["norm_growth_limit"] is None:
             return kept
         return {**kept, "update_norm": Buffer((), kind="scalar")}
+
+    def no_accumulation(self, group: dict[str, Any]) -> str | None:
+        """Not with the whole gradient in the step."""
+        return "its step needs the gradient of the whole mini-batch beside the projected one"

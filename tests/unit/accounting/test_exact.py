@@ -127,6 +127,10 @@ OPTIONS = [  # everything of the constructors that changes what is kept
     ("coap", {"rank": 30}),
     *(("galore", {"side": side}) for side in ("reverse_std", "left", "right")),
     ("galore", {"rank": 10_000}),
+    ("fira", {"norm_growth_limit": None}),
+    ("apollo", {"keep_projection": True}),
+    ("apollo", {"projection": "svd", "rank": 30}),
+    ("apollo_mini", {"norm_growth_limit": None}),
     ("adamw", {"amsgrad": True}),
 ]
 
@@ -215,6 +219,10 @@ def closed_form(method: str, model: nn.Module) -> int:
             numbers += 2 * rows * halved(columns, LEVEL) + 1
         elif treated and method in ("coap", "galore"):
             numbers += 2 * max(param.shape) * RANK + min(param.shape) * RANK
+        elif treated and method == "fira":  # and the norm of the residual
+            numbers += 2 * max(param.shape) * RANK + min(param.shape) * RANK + 1
+        elif treated and method.startswith("apollo"):  # drawn again, not kept: no projection
+            numbers += 2 * max(param.shape) * RANK + 1
         else:
             numbers += 2 * param.numel()
             numbers += method == "adamw"  # torch counts the steps in a float32 tensor
