@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from memopt.optimizers.apollo import APOLLO, APOLLOMini
     from memopt.optimizers.coap import COAP
     from memopt.optimizers.fira import Fira
+    from memopt.optimizers.foam import FOAM
     from memopt.optimizers.galore import GaLore
     from memopt.optimizers.gwt import GWT
     from memopt.optimizers.lomo import LOMO
+    from memopt.optimizers.muon import Muon
     from memopt.optimizers.zero1_adamw import ZeRO1AdamW
 
 __all__ = [
     "APOLLO",
     "COAP",
+    "FOAM",
     "GWT",
     "LOMO",
     "METHODS",
@@ -32,6 +35,7 @@ __all__ = [
     "AdamW",
     "Fira",
     "GaLore",
+    "Muon",
     "NonFiniteGradientError",
     "UnsupportedCombination",
     "ZeRO1AdamW",

@@ -129,7 +129,7 @@ class Method:
         name: key, lower case, as used in configurations.
         title: name as printed.
         factory: ``module:Class`` of the optimizer.
-        paper: arXiv identifier.
+        paper: arXiv identifier, or the address of what the method is cited by.
         subspace: in which coordinates the moments live.
         rule: how moments become a direction.
         storage: how the moments can be kept.
@@ -152,6 +152,11 @@ class Method:
     state_formula: str
     kind: str = "optimizer"
     limits: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def link(self) -> str:
+        """Address of the paper."""
+        return self.paper if "://" in self.paper else f"https://arxiv.org/abs/{self.paper}"
 
     def load(self) -> type[torch.optim.Optimizer]:
         """The optimizer class."""
@@ -278,6 +283,14 @@ METHODS: dict[str, Method] = {
         # ---- one number or less for each of Adam's
 
         # ---- matrix-wise methods and blocks
+        Method(
+            "muon", "Muon", "memopt.optimizers.muon:Muon", "https://kellerjordan.github.io/posts/muon/",
+            "full", "momentum, orthogonalised", _KEPT, "step", "mn",
+        ),
+        Method(
+            "foam", "FOAM", "memopt.optimizers.foam:FOAM", "2512.07112",
+            "block means", "Adam", _KEPT, "step", "2m⌈n/2^level⌉",
+        ),
 
         # ---- adapters
 

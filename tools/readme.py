@@ -10,7 +10,7 @@ START, END = "<!-- methods: made by tools/readme.py -->\n", "<!-- end -->"
 BETWEEN = re.compile(f"(?<={START}).*?(?={END})", re.DOTALL)
 COLUMNS = {
     "method": "`{m.name}`",
-    "paper": "[{m.title}](https://arxiv.org/abs/{m.paper})",
+    "paper": "[{m.title}]({m.link})",
     "moments live in": "{m.subspace}",
     "rule": "{m.rule}",
     "kept as": "{m.storage}",

@@ -17,12 +17,10 @@ CHOICES = {
     "selection": ("approximation", "largest"),
 }
 
-MAX_LEVEL = 16  # rows are padded to a multiple of 2^level
-
 
 def check(group: dict[str, Any]) -> None:
     """Raises for a value out of range or a combination that has no meaning."""
-    whole(group, "level", least=0, most=MAX_LEVEL)
+    whole(group, "level", least=0, most=haar.MAX_LEVEL)
     positive(group, "scale")
     whole(group, "selection_interval", least=1)
     wavelet.transform(group["wavelet"], group["level"])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 SQRT_HALF = math.sqrt(0.5)
+MAX_LEVEL = 16  # rows are padded to a multiple of 2^level
 
 
 def approximation_width(width: int, level: int) -> int:

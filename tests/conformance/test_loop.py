@@ -58,10 +58,10 @@ def test_untreated_groups_get_adam_at_the_full_rate(subject) -> None:
         {"params": [(n, p) for n, p in params if n not in plain and p.ndim > 1], "treated": True},
         {"params": [(n, p) for n, p in params if n in plain or p.ndim < 2], "treated": False},
     ]
-    arguments = {**subject.arguments, "lr": 0.1}
-    if "eps" in subject.method.arguments():
-        arguments["eps"] = 0.0
-    optimizer = subject.method.load()(groups, **arguments)
+    known = subject.method.arguments()
+    wanted = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 0.0, "adam_scale": 1.0}
+    arguments = {key: value for key, value in wanted.items() if key in known}
+    optimizer = subject.method.load()(groups, **{**subject.arguments, **arguments})
     adam = torch.optim.Adam(twin.parameters(), lr=0.1, eps=0.0)
     for step in range(3):
         model(inputs(step, torch.float64)).square().mean().backward()

@@ -87,12 +87,15 @@ FORMULAS = {  # numbers kept for a 96 x 64 matrix and a 64 x 96 matrix
     "gwt": (2 * 96 * 16 + 1, 2 * 64 * 24 + 1),
     "galore": (2 * 96 * 3 + 64 * 3, 2 * 96 * 3 + 64 * 3),
     "coap": (2 * 96 * 3 + 64 * 3, 2 * 96 * 3 + 64 * 3),
+    "muon": (96 * 64, 96 * 64),
+    "foam": (2 * 96 * 16, 2 * 64 * 24),
 }
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("storage", STORAGES)
-def test_state_is_the_formula(name, storage) -> None:
+def test_state_is_the_formula(name, storage, monkeypatch) -> None:
+    monkeypatch.setattr(blockwise, "MINIMUM_ELEMENTS", 96 * 64 + 1)  # too few here for codes
     for shape, numbers in zip([(96, 64), (64, 96)], FORMULAS[name], strict=True):
         weight = nn.Parameter(torch.zeros(shape))
         optimizer = build(METHODS[name], [weight], storage=storage)
@@ -101,7 +104,6 @@ def test_state_is_the_formula(name, storage) -> None:
         total = sum(t.numel() * t.element_size() for _, t in tensors(optimizer.state[weight]))
         if storage == "bfloat16":
             numbers += 1 if name == "gwt" else 0  # the limiter's norm keeps its four bytes
-        # all moments here are below the 4096 elements from which codes are used
         assert total == numbers * (2 if storage == "bfloat16" else 4)
 
 
@@ -113,11 +115,19 @@ def test_eight_bit_state_is_the_formula(name, monkeypatch) -> None:
     weight.grad = torch.randn(96, 64).bfloat16()
     optimizer.step()
     state = optimizer.state[weight]
-    moment = 96 * 16 if name == "gwt" else 96 * 3
-    expected = 2 * (moment + 4 * math.ceil(moment / 256))
-    expected += 4 if name == "gwt" else 2 * 64 * 3  # the norm; the basis in the weight's dtype
+    basis = 2 * 64 * 3  # in the weight's dtype
+    # moments, their numbers, and bytes beside them: GWT's is the limiter's norm
+    moments, numbers, beside = {
+        "gwt": (2, 96 * 16, 4),
+        "galore": (2, 96 * 3, basis),
+        "coap": (2, 96 * 3, basis),
+        "muon": (1, 96 * 64, 0),
+        "foam": (2, 96 * 16, 0),
+    }[name]
+    expected = moments * (numbers + 4 * math.ceil(numbers / 256)) + beside
     assert sum(t.numel() * t.element_size() for _, t in tensors(state)) == expected
-    assert state["exp_avg"].dtype is torch.int8 and state["exp_avg_sq"].dtype is torch.uint8
+    assert state["exp_avg"].dtype is torch.int8
+    assert name == "muon" or state["exp_avg_sq"].dtype is torch.uint8
 
 
 def test_shapes_of_these_tests_are_awkward() -> None:

@@ -51,11 +51,15 @@ VARIANTS: dict[str, Variant] = {
         "apollo", {"rank": 3, "update_interval": 3, "projection": "svd", "side": "right"},
     ),
     "apollo mini": ("apollo_mini", {"update_interval": 3}),
+    "muon": ("muon", {}),
+    "muon reference": ("muon", {"precision": "bfloat16", "nesterov": False, "adam_scale": 0.5}),
+    "foam": ("foam", {"level": 2}),
+    "foam paper": ("foam", {"level": 1, "second_moment": "paper", "residual_scale": 0.5}),
 }  # fmt: skip
 """Name to catalog method and arguments; intervals put the fifth step on and off a refresh."""
 
 # one variant a method, where the law does not depend on the method's inside
-METHODS = {name: VARIANTS[name] for name in ("gwt", "galore", "coap")}
+METHODS = {name: VARIANTS[name] for name in ("gwt", "galore", "coap", "muon", "foam")}
 
 STORAGES = ("float32", "bfloat16", "8bit")
 # width not divisible by 4, both orientations, a convolution, and what is never treated

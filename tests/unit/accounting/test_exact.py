@@ -132,6 +132,8 @@ OPTIONS = [  # everything of the constructors that changes what is kept
     ("apollo", {"projection": "svd", "rank": 30}),
     ("apollo_mini", {"norm_growth_limit": None}),
     ("adamw", {"amsgrad": True}),
+    ("foam", {"level": 0}),
+    ("foam", {"level": 9}),
 ]
 
 
@@ -214,9 +216,11 @@ def closed_form(method: str, model: nn.Module) -> int:
             continue
         if method == "adalomo":  # row and column factors, or the whole second moment of a vector
             numbers += sum(param.shape)
-        elif treated and method == "gwt":
+        elif treated and method in ("gwt", "foam"):
             rows, columns = param.shape
-            numbers += 2 * rows * halved(columns, LEVEL) + 1
+            numbers += 2 * rows * halved(columns, LEVEL) + (method == "gwt")
+        elif treated and method == "muon":
+            numbers += param.numel()
         elif treated and method in ("coap", "galore"):
             numbers += 2 * max(param.shape) * RANK + min(param.shape) * RANK
         elif treated and method == "fira":  # and the norm of the residual
