@@ -286,10 +286,12 @@ METHODS: dict[str, Method] = {
         Method(
             "muon", "Muon", "memopt.optimizers.muon:Muon", "https://kellerjordan.github.io/posts/muon/",
             "full", "momentum, orthogonalised", _KEPT, "step", "mn",
+            limits={"one_dim": _PLAIN, "accumulation": _WHOLE},
         ),
         Method(
             "foam", "FOAM", "memopt.optimizers.foam:FOAM", "2512.07112",
             "block means", "Adam", _KEPT, "step", "2m⌈n/2^level⌉",
+            limits={"one_dim": _PLAIN, "accumulation": _WHOLE},
         ),
 
         # ---- adapters
