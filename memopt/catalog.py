@@ -268,14 +268,26 @@ METHODS: dict[str, Method] = {
         Method(
             "fira", "Fira", "memopt.optimizers.fira:Fira", "2410.01623",
             "SVD projection and its residual", "Adam", _KEPT, "step", "2mr + nr + 1",
+            limits={
+                "one_dim": _PLAIN,
+                "accumulation": "the step needs the whole gradient beside the projected one",
+            },
         ),
         Method(
             "apollo", "APOLLO", "memopt.optimizers.apollo:APOLLO", "2412.05270",
             "random projection, for scales only", "Adam", _KEPT, "step", "2mr + 1",
+            limits={
+                "one_dim": _PLAIN,
+                "accumulation": "the step needs the whole gradient beside the projected one",
+            },
         ),
         Method(
             "apollo_mini", "APOLLO-Mini", "memopt.optimizers.apollo:APOLLOMini", "2412.05270",
             "random projection of rank 1", "Adam", _KEPT, "step", "2m + 1",
+            limits={
+                "one_dim": _PLAIN,
+                "accumulation": "the step needs the whole gradient beside the projected one",
+            },
         ),
 
         # ---- low-rank states and random subspaces
