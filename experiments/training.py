@@ -138,17 +138,8 @@ def make_optimizer(run: RunSpec, model: PreTrainedModel) -> torch.optim.Optimize
     arguments = dict(method.args)
     try:
         entry = catalog_entry(method.name)
-        if train.max_grad_norm and entry.timing != "step":
-            raise UserError(
-                f"train.max_grad_norm: {entry.title} uses up each gradient during backward, before "
-                "the norm over all of them is known; set max_grad_norm to 0, or choose a method "
-                "that updates at step()"
-            )
-        if entry.timing == "in backward":
-            arguments["micro_batches"] = train.micro_batches
+        arguments |= entry.in_loop(train.micro_batches, train.max_grad_norm)
         return memopt.create(method.name, model, lr=method.lr, **arguments)
-    except UserError:
-        raise
     except (ValueError, TypeError) as error:
         raise UserError(f"method {method.name}: {error}") from None
 

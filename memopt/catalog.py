@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt.errors import unknown
+from memopt.errors import UnsupportedCombination, unknown
 from memopt.params import Targets, param_groups
 
 
@@ -171,8 +171,22 @@ class Method:
         shared: dict[str, Any] = getattr(self.load(), "common_defaults", {})
         return {**own, **shared} if "common" in signature else own
 
-    def in_loop(self, micro_batches: int) -> dict[str, int]:
-        """Arguments that a training loop of so many backward passes a step must give it."""
+    def in_loop(self, micro_batches: int, max_grad_norm: float | None = None) -> dict[str, int]:
+        """Arguments that an ordinary training loop must give the method.
+
+        Args:
+            micro_batches: backward passes of one update.
+            max_grad_norm: to which the loop clips the gradients before `step()`; 0 or None if not.
+
+        Raises:
+            UnsupportedCombination: clipping where gradients are used up in backward.
+        """
+        if max_grad_norm and self.timing != "step":
+            raise UnsupportedCombination(
+                f"max_grad_norm={max_grad_norm}: {self.title} uses up each gradient during "
+                "backward, before the norm over all of them is known; set max_grad_norm to 0, or "
+                "choose a method that updates at step()"
+            )
         return {"micro_batches": micro_batches} if "micro_batches" in self.arguments() else {}
 
     def groups(self, model: nn.Module, targets: Targets = "auto") -> list[dict[str, Any]]:
@@ -193,13 +207,7 @@ _PLAIN = "fewer than two dimensions have no second side; they get plain Adam bes
 _GONE = "gradients are used during backward: there are none left to clip before `step()`"
 _PASSED = "gradients that backward reached before the bad one are already in weights or states"
 _TORCH = "torch's own class"
-_UNCHECKED = {
-    "state_dtype": f"{_TORCH}: moments have the weight's dtype, step counts float32",
-    "foreign_state": f"{_TORCH} loads whatever has as many parameters",
-    "group_keys": f"{_TORCH} takes any key",
-    "nonfinite": f"{_TORCH} has no policy: NaN goes into weights and states",
-    "untouched": f"{_TORCH} has no policy: NaN goes into weights and states",
-}
+_NARROW = "torch's arithmetic: moments have the weight's dtype, step counts float32"
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -210,8 +218,7 @@ METHODS: dict[str, Method] = {
             "full", "Adam", "weight's dtype", "step", "2mn",
             limits={
                 "accumulation": f"{_TORCH}; `adama` is Adam with this timing",
-                "own_state": f"{_TORCH}: step counts go on in the loaded tensors",
-                **_UNCHECKED,
+                "state_dtype": _NARROW,
             },
         ),
         Method(
@@ -319,7 +326,12 @@ METHODS: dict[str, Method] = {
                 "fsdp2": "FSDP2 shards the states itself: use adamw",
                 "maximize": "not among its arguments; turn the loss around",
                 "copies": f"{_TORCH} can be neither copied nor pickled",
-                **_UNCHECKED,
+                "state_dtype": _NARROW,
+                "foreign_state": f"{_TORCH} loads whatever has as many parameters",
+                "group_keys": f"{_TORCH} takes any key",
+                "nonfinite": f"{_TORCH} has no policy: NaN goes into weights and states",
+                "untouched": f"{_TORCH} has no policy: NaN goes into weights and states",
+                "trainer": "Trainer reads the state before it can be collected from all processes",
             },
         ),
     )

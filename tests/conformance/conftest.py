@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import traceback
@@ -81,6 +82,18 @@ def small_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tucker, "PLAIN_ELEMENTS", 1)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects() -> Iterator[None]:
+    """Spares hundreds of searches through all that torch and transformers have imported.
+
+    Trainer collects garbage once a run, and `memopt.backward` looks for wrappers of the model.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
