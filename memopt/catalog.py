@@ -233,7 +233,6 @@ METHODS: dict[str, Method] = {
             "correlation-aware projection", "Adam", _KEPT, "step", "2mr + nr",
             limits={
                 "one_dim": _PLAIN,
-                "accumulation": "a refresh of the basis needs the gradient of the whole mini-batch",
             },
         ),
         Method(
@@ -268,7 +267,6 @@ METHODS: dict[str, Method] = {
             "SVD projection", "Adam", _KEPT, "step", "2mr + nr",
             limits={
                 "one_dim": _PLAIN,
-                "accumulation": "a refresh of the basis needs the gradient of the whole mini-batch",
             },
         ),
         # ---- other projections of the gradient

@@ -24,6 +24,11 @@ class AccumulateInBackward(Handle):
             parameter lies under reentrant checkpointing; otherwise backward passes are counted.
     """
 
+    def __init__(self, optimizer: torch.optim.Optimizer, micro_batches: int | None) -> None:
+        for group in optimizer.param_groups:  # a reason outlasts the timing that is there already
+            _refuse(optimizer, group)
+        super().__init__(optimizer, micro_batches)
+
     def attach(self) -> None:
         """Hooks new parameters, after a look at what their groups ask for."""
         for group in self.optimizer.param_groups:
@@ -53,7 +58,8 @@ class AccumulateInBackward(Handle):
                 self.exchange.opened(self, param)
         grad = optimizer.prepared(grad, param, group)
         if optimizer.treats(param, group):
-            optimizer.accumulate(grad, state, group, first=first)
+            with optimizer.decompositions(param):
+                optimizer.accumulate(grad, state, group, param, first=first)
         else:
             adam.fold(grad, state, group["betas"], first=first)
 
@@ -124,9 +130,9 @@ def accumulate_in_backward(
     The loop stays ``(loss / n).backward()`` per micro-batch, then ``step()`` and ``zero_grad()``.
 
     Args:
-        optimizer: ``memopt.GWT`` with rule adam. ``memopt.AdamA`` has this timing from the start.
-            GWT's details need the summed gradient, which it holds: AdamA's second moment on the
-            band, but no memory saved over ordinary accumulation.
+        optimizer: ``memopt.GaLore`` or ``memopt.COAP``, which project each micro-gradient and
+            free it, or ``memopt.GWT`` with rule adam, whose details need the summed gradient: it
+            holds that, and saves nothing. ``memopt.AdamA`` has this timing from the start.
         micro_batches: backward passes per mini-batch, where known; see `AccumulateInBackward`.
 
     Returns:

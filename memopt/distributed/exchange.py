@@ -175,13 +175,16 @@ def _install(optimizer: torch.optim.Optimizer, kind: type[ReduceGradients], grou
             f"{name} updates in step(): wrap the model in DistributedDataParallel or FSDP instead, "
             "or call memopt.update_in_backward(optimizer) first."
         )
-    accumulates = isinstance(handle, AccumulateInBackward)
-    if (kind is ShardStates and not accumulates) or (
-        kind is ReduceStates and not isinstance(optimizer, AdamA)
-    ):
+    if kind is not ReduceGradients and not isinstance(handle, AccumulateInBackward):
         raise UnsupportedCombination(
             f"{name} does not keep all of a mini-batch in its state (AdamA does); "
             "use reduce_gradients."
+        )
+    if kind is ReduceStates and not isinstance(optimizer, AdamA):
+        raise UnsupportedCombination(
+            f"the states of {name} on several processes cannot be added up (AdamA's can): GaLore's "
+            "and COAP's lie in each process's own basis, and GWT also holds a sum of gradients. "
+            "Use reduce_gradients or shard_states."
         )
     if handle.exchange is not None:
         raise UnsupportedCombination(f"this {name} already exchanges with other processes.")

@@ -81,7 +81,13 @@ class AdamA(MemoptOptimizer):
         return None
 
     def accumulate(
-        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], *, first: bool
+        self,
+        grad: Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+        param: Tensor,
+        *,
+        first: bool,
     ) -> None:
         """One micro-batch; the first one of a mini-batch decays both moments."""
         exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
@@ -105,5 +111,5 @@ class AdamA(MemoptOptimizer):
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:
         """The whole step on one gradient, after ``timing.remove()``: AdamW."""
-        self.accumulate(grad, state, group, first=True)
+        self.accumulate(grad, state, group, param, first=True)
         return self.finish(state, group, param)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -98,7 +99,13 @@ class MemoptOptimizer(torch.optim.Optimizer):
         return "its update needs the gradient of the whole mini-batch, not only its state"
 
     def accumulate(
-        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], *, first: bool
+        self,
+        grad: Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+        param: Tensor,
+        *,
+        first: bool,
     ) -> None:
         """Folds one micro-gradient into the state, which the ``first`` of a mini-batch decays."""
         raise NotImplementedError
@@ -259,16 +266,22 @@ class MemoptOptimizer(torch.optim.Optimizer):
         state["step"] += 1
         grad = self.prepared(grad, param, group)
         if self.treats(param, group):
-            try:
+            with self.decompositions(param):
                 update = self.update(grad, state, group, param)
-            except torch.linalg.LinAlgError as error:  # NaN under nonfinite="ignore"
-                raise NonFiniteGradientError(
-                    f"no decomposition of the gradient of {self.name_of(param)!r}: {error} Lower "
-                    "the learning rate, clip gradients, or pass nonfinite='skip'."
-                ) from error
         else:
             update = self._plain_update(grad, state, group)
         self.apply(param, update, state, group)
+
+    @contextmanager
+    def decompositions(self, param: Tensor) -> Iterator[None]:
+        """Names the parameter whose gradient has none: NaN under ``nonfinite="ignore"``."""
+        try:
+            yield
+        except torch.linalg.LinAlgError as error:
+            raise NonFiniteGradientError(
+                f"no decomposition of the gradient of {self.name_of(param)!r}: {error} Lower "
+                "the learning rate, clip gradients, or pass nonfinite='skip'."
+            ) from error
 
     def prepared(self, grad: Tensor, param: Tensor, group: dict[str, Any]) -> Tensor:
         """The gradient in compute precision and descent direction."""
@@ -365,6 +378,10 @@ class MemoptOptimizer(torch.optim.Optimizer):
         return False
 
     # ---- checkpoints -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch, with the method's name beside ``state`` and ``param_groups``."""
+        return {**super().state_dict(), "method": type(self).__name__}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads as torch does, but keeps each tensor's dtype (torch casts to the weight's).

@@ -12,6 +12,7 @@ from memopt.errors import UnsupportedCombination, unknown
 from memopt.optimizers import coap_tucker
 from memopt.optimizers.arguments import positive, whole
 from memopt.optimizers.projected import Projected, ProjectedCommon, Work
+from memopt.rules import Direction
 from memopt.seeds import generator
 from memopt.states import Buffer, load
 from memopt.subspaces import correlation, matrix_shape, tucker
@@ -109,16 +110,21 @@ class COAP(Projected):
             return coap_tucker.buffers(shape, group)
         return super().buffers(shape, group)
 
-    def update(
-        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
-    ) -> Tensor:
-        """The step of the class docstring, with Tucker-2 products for 4-D weights."""
+    def coefficients(self, grad: Tensor, work: Work, *, refresh: bool) -> Tensor:
+        """R of a matrix; the Tucker-2 core of a 4-D gradient."""
+        state, group, param = work
         if param.ndim != 4:
-            return super().update(grad, state, group, param)
-        if self.due(state, group):
+            return super().coefficients(grad, work, refresh=refresh)
+        if refresh and self.due(state, group):
             self.require_finite(grad, param)
             coap_tucker.refresh(grad, state, group)
-        return coap_tucker.direction(grad, state, group)
+        return coap_tucker.project(grad, state, group)
+
+    def expanded(self, answer: Direction, work: Work) -> Tensor:
+        """What is subtracted from the weight."""
+        if work.param.ndim != 4:
+            return super().expanded(answer, work)
+        return coap_tucker.expanded(answer, *work)
 
     def refresh(self, grad: Tensor, basis: Tensor, side: str, work: Work) -> Tensor:
         """Sketch at the start; then Eq. 5, or Eq. 6 at every ``recalibrate_every``-th refresh."""

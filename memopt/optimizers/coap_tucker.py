@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from memopt.rules import rule
+from memopt.rules import Direction, rule
 from memopt.states import Buffer, load, store
 from memopt.subspaces import tucker
 
@@ -23,13 +23,18 @@ def buffers(shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
     return {**bases, **rule(group["rule"]).buffers(core)}
 
 
-def direction(grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-    """What is subtracted from the weight: project to the core, apply the rule, project back."""
-    factors = _factors(state, _ranks(tuple(grad.shape), group))
-    answer = rule(group["rule"]).direction(tucker.project(grad, factors), state, group)
-    update = tucker.back(answer.value, factors)
+def project(grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    """The core of a gradient in the current bases."""
+    return tucker.project(grad, _factors(state, _ranks(tuple(grad.shape), group)))
+
+
+def expanded(
+    answer: Direction, state: dict[str, Any], group: dict[str, Any], param: Tensor
+) -> Tensor:
+    """What is subtracted from the weight: the rule's answer, back from the core."""
+    update = tucker.back(answer.value, _factors(state, _ranks(tuple(param.shape), group)))
     if answer.finish:
-        update = answer.finish(update.flatten(1)).view_as(grad)
+        update = answer.finish(update.flatten(1)).view_as(param)
     return update.mul_(answer.step_size * group["scale"])
 
 

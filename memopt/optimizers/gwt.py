@@ -137,10 +137,23 @@ class GWT(MemoptOptimizer):
     def no_accumulation(self, group: dict[str, Any]) -> str | None:
         """Rule adam on the approximation band can; the transform is linear."""
         can = group["rule"] == "adam" and group["selection"] == "approximation"
-        return None if can else "only rule='adam' with selection='approximation' accumulates"
+        return (
+            None
+            if can
+            else (
+                "only rule='adam' with selection='approximation' can; the others normalise by the "
+                "whole gradient, and holding it is ordinary accumulation in .grad"
+            )
+        )
 
     def accumulate(
-        self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], *, first: bool
+        self,
+        grad: Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+        param: Tensor,
+        *,
+        first: bool,
     ) -> None:
         """Moments of the band, as AdamA's. The details need the sum of gradients: it is held."""
         matrix, _ = gwt_options.oriented(grad, group)

@@ -20,12 +20,18 @@ def states(optimizer: Any, state_dict: dict[str, Any]) -> Iterator[tuple[Tensor,
 
 
 def check(optimizer: Any, state_dict: dict[str, Any]) -> None:
-    """Compares hyperparameters by name, and each saved tensor with what would be allocated.
+    """Compares the method, hyperparameters by name, and saved tensors with what is allocated.
 
     Raises:
-        ValueError: groups without a hyperparameter of the method, or state that it does not keep.
+        ValueError: another method's name, groups without a hyperparameter of this one, or state
+            that it does not keep.
     """
-    name = type(optimizer).__name__
+    names = [kind.__name__ for kind in type(optimizer).__mro__]
+    name = names[0]
+    if state_dict.get("method", name) not in names:  # torch and early versions of memopt write none
+        raise ValueError(
+            f"this state_dict is not of {name}: it was saved by memopt.{state_dict['method']}."
+        )
     # Not `defaults` alone: torch adds keys of its own to them at the first load.
     known = set(optimizer.defaults).intersection(*optimizer.param_groups)
     for group in state_dict["param_groups"]:
@@ -62,4 +68,5 @@ def _shapes(optimizer: Any, param: Tensor, group: dict[str, Any]) -> dict[str, t
 
 
 def _words(shapes: dict[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{key} {shape}" for key, shape in shapes.items() if key != "step")
+    named = (f"{key} {shape}" for key, shape in shapes.items() if key != "step")
+    return ", ".join(named) or "nothing"

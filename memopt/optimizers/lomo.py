@@ -49,6 +49,13 @@ class InBackward(MemoptOptimizer):
         """All parameters: these methods exist to avoid the state of a plain-Adam rest."""
         return True
 
+    def no_accumulation(self, group: dict[str, Any]) -> str | None:
+        """No moment takes a micro-gradient: LOMO has none, AdaLomo's clips by the whole."""
+        return (
+            "it updates in backward, from the gradient of the whole mini-batch: "
+            "build it with micro_batches=k, which adds gradients up until the last"
+        )
+
 
 def clipped(grad: Tensor, limit: float | None) -> Tensor:
     """Each element clamped to ``[-limit, limit]``; changes the direction, needs no second pass."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from memopt.errors import NonFiniteGradientError, unknown
 from memopt.optimizers.arguments import COMMON_DEFAULTS, Common, positive, whole
 from memopt.optimizers.base import MemoptOptimizer
-from memopt.rules import Rule, rule
+from memopt.rules import Direction, Rule, accumulation, rule
 from memopt.states import Buffer, load, store
 from memopt.subspaces import as_matrix, matrix_shape, projection
 
@@ -109,14 +109,42 @@ class Projected(MemoptOptimizer):
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:
         """Refresh the basis if due, project, apply the rule, project back."""
-        matrix = as_matrix(grad)
-        side = projection.resolve_side(matrix_shape(tuple(grad.shape)), group["side"])
-        basis = self.basis(matrix, side, Work(state, group, param))
-        coefficients = projection.project(matrix, basis, side)
+        coefficients = self.coefficients(grad, Work(state, group, param), refresh=True)
         answer = self.rule_of(group).direction(coefficients, state, group)
-        update = projection.back(answer.value, basis, side)
+        return self.expanded(answer, Work(state, group, param))
+
+    def no_accumulation(self, group: dict[str, Any]) -> str | None:
+        """Nothing: the projection is linear. A method that also needs G itself says so here."""
+        return None
+
+    def accumulate(
+        self,
+        grad: Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+        param: Tensor,
+        *,
+        first: bool,
+    ) -> None:
+        """``R_i = G_i P`` enters the state; a refresh that is due takes the first G_i alone."""
+        coefficients = self.coefficients(grad, Work(state, group, param), refresh=first)
+        accumulation.fold(coefficients, state, group, first=first)
+
+    def finish(self, state: dict[str, Any], group: dict[str, Any], param: Tensor) -> Tensor:
+        """The step from the micro-gradients' coefficients, back through the basis they had."""
+        return self.expanded(accumulation.settled(state, group), Work(state, group, param))
+
+    def coefficients(self, grad: Tensor, work: Work, *, refresh: bool) -> Tensor:
+        """R of a gradient; before that, with ``refresh`` and where due, a new basis from it."""
+        matrix, side = as_matrix(grad), self._side(work)
+        basis = self.basis(matrix, side, work) if refresh else load(work.state, "projection")
+        return projection.project(matrix, basis, side)
+
+    def expanded(self, answer: Direction, work: Work) -> Tensor:
+        """What is subtracted from the weight: the rule's answer, back from the basis."""
+        update = projection.back(answer.value, load(work.state, "projection"), self._side(work))
         update = answer.finish(update) if answer.finish else update
-        return update.mul_(answer.step_size * group["scale"]).view_as(param)
+        return update.mul_(answer.step_size * work.group["scale"]).view_as(work.param)
 
     def basis(self, grad: Tensor, side: str, work: Work) -> Tensor:
         """The basis of this step, refreshed first where that is due."""
@@ -126,6 +154,9 @@ class Projected(MemoptOptimizer):
         self.require_finite(grad, work.param)
         store(work.state, "projection", self.refresh(grad, basis, side, work))
         return load(work.state, "projection")  # as it is stored: rounded under bfloat16
+
+    def _side(self, work: Work) -> str:
+        return projection.resolve_side(matrix_shape(tuple(work.param.shape)), work.group["side"])
 
     def due(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
         """Whether the basis is refreshed: at steps 1, 1 + T, 1 + 2T, ..."""

@@ -142,6 +142,6 @@ def test_state_of_another_method_is_refused(subject) -> None:
     saver = METHODS["gwt" if subject.name == "adamw" else "adamw"]
     saved = saver.start().run(range(1)).saved()
     optimizer = subject.start().optimizer
-    with pytest.raises(ValueError, match=f"not of {type(optimizer).__name__}: its groups have no"):
+    with pytest.raises(ValueError, match=f"not of {type(optimizer).__name__}: it was saved"):
         optimizer.load_state_dict(saved)
     assert not any(optimizer.state.values())

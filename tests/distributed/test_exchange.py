@@ -83,3 +83,7 @@ def test_what_cannot_exchange_says_so() -> None:
     for how in (exchange.reduce_states, exchange.shard_states):
         with pytest.raises(memopt.UnsupportedCombination, match="use reduce_gradients"):
             how(lomo)
+    galore = memopt.GaLore([nn.Parameter(torch.zeros(2, 2))], rank=1)
+    memopt.accumulate_in_backward(galore)
+    with pytest.raises(memopt.UnsupportedCombination, match="each process's own basis"):
+        exchange.reduce_states(galore)

@@ -74,6 +74,18 @@ def test_adama_holds_one_gradient_over_any_number_of_micro_batches() -> None:
     optimizer.step()
 
 
+@pytest.mark.parametrize("name", ["galore", "coap"])
+@pytest.mark.parametrize("rule", ["adam", "muon"])
+def test_projected_accumulation_holds_one_gradient(name, rule) -> None:
+    """Over a refresh and beyond; between micro-batches only rank columns stay, in the state."""
+    model = tower()
+    optimizer = toys.build(name, model, rule=rule)
+    memopt.accumulate_in_backward(optimizer)
+    for _ in range(2):
+        assert peak_gradient_bytes(model, passes=4) <= BOUND
+        optimizer.step()
+
+
 @pytest.mark.parametrize("make", [toys.ordinary, lambda n, m: toys.build(n, m, micro_batches=2)])
 def test_accumulating_gradients_holds_them_all(make) -> None:
     """The counter sees what it should: ordinary accumulation, and LOMO over micro-batches."""

@@ -50,16 +50,24 @@ def test_methods_in_backward(name, arguments, dtype, rounding, tmp_path) -> None
     assert toys.same(model, resumed)
 
 
+LENT = [(memopt.update_in_backward, name, {}) for name in ("adamw", "gwt", "coap", "galore")]
+LENT += [(memopt.accumulate_in_backward, name, {}) for name in ("gwt", "coap", "galore")]
+LENT += [
+    (memopt.accumulate_in_backward, "coap", {"rotate_moments": True}),
+    (memopt.accumulate_in_backward, "galore", {"rule": "adafactor"}),
+]
+
+
 @pytest.mark.parametrize("stop", [3, 5, 6])
-@pytest.mark.parametrize("name", ["adamw", "gwt", "coap", "galore"])
-def test_methods_lent_the_timing(name, stop, tmp_path) -> None:
+@pytest.mark.parametrize("lend, name, arguments", LENT)
+def test_methods_lent_a_timing(lend, name, arguments, stop, tmp_path) -> None:
     """On and off a refresh of the projection (every third step)."""
     data = toys.batches(9)
 
     def fresh(seed: int):
         model = toys.net(seed)
-        optimizer = toys.build(name, model)
-        memopt.update_in_backward(optimizer, 2)
+        optimizer = toys.build(name, model, **arguments)
+        lend(optimizer, 2)
         return model, optimizer
 
     model, optimizer = fresh(0)

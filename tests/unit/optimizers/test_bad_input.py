@@ -171,6 +171,7 @@ def test_unknown_targets() -> None:
 @pytest.mark.parametrize("saver, loader", [("gwt", "coap"), ("gwt", "galore"), ("coap", "gwt")])
 def test_a_state_dict_of_another_method_is_refused(saver, loader) -> None:
     saved, optimizer = build(saver).state_dict(), build(loader)
+    del saved["method"]  # by memopt before the name was written: the hyperparameters tell
     with pytest.raises(ValueError, match=f"not of {type(optimizer).__name__}: its groups have no"):
         optimizer.load_state_dict(saved)
     assert optimizer.state_dict() == build(loader).state_dict()
