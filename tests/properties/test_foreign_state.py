@@ -32,7 +32,9 @@ def test_the_methods_name() -> None:
 def test_states_without_a_name_must_have_the_declared_buffers() -> None:
     saved = trained(memopt.AdaLomo).state_dict()
     del saved["method"]
-    with pytest.raises(ValueError, match=r"not of this LOMO: for 'tall' it has exp_avg_sq_row.*nothing"):
+    with pytest.raises(
+        ValueError, match=r"not of this LOMO: for 'tall' it has exp_avg_sq_row.*nothing"
+    ):
         trained(memopt.LOMO).load_state_dict(saved)
 
 

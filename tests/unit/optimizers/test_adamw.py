@@ -161,7 +161,9 @@ def test_state_of_other_methods_is_refused() -> None:
     }
     optimizer = memopt.AdamW([nn.Parameter(torch.ones(4, 4))])
     for other in others.values():
-        with pytest.raises(ValueError, match="not of AdamW: its groups have no amsgrad"):
+        with pytest.raises(
+            ValueError, match="not of AdamW: (it was saved by|its groups have no amsgrad)"
+        ):
             optimizer.load_state_dict(other.state_dict())
         assert not optimizer.state
 
