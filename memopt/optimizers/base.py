@@ -389,19 +389,4 @@ class MemoptOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: a state of another method or of other options; nothing was loaded.
         """
-        final: dict[str, Any] = {}
-
-        def look(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
-            loading.check(self, given)
-            final.update(given)
-
-        hook = self.register_load_state_dict_pre_hook(look)
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            hook.remove()
-        for param, saved in loading.states(self, final):
-            for key, value in saved.items():
-                if isinstance(value, Tensor):
-                    placed = self.state[param][key].device  # torch keeps step counts on the CPU
-                    self.state[param][key] = value.detach().clone().to(placed)
+        loading.load(self, super().load_state_dict, state_dict)

@@ -1,14 +1,41 @@
-"""Whether a state_dict belongs to an optimizer, looked at before anything is loaded."""
+"""Loading a state_dict: whether it belongs to the optimizer, and the dtypes that it keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from memopt.states import tensors_of
+
+
+def load(
+    optimizer: Any, by_torch: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]
+) -> None:
+    """Loads as torch does (``by_torch``), but after a check, and with every tensor's own dtype.
+
+    Raises:
+        ValueError: see `check`; nothing was loaded.
+    """
+    final: dict[str, Any] = {}
+
+    def look(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+        check(optimizer, given)
+        final.update(given)  # other hooks may have changed it
+
+    hook = optimizer.register_load_state_dict_pre_hook(look)
+    try:
+        by_torch(state_dict)
+    finally:
+        hook.remove()
+    for param, saved in states(optimizer, final):
+        for key, value in saved.items():
+            if isinstance(value, Tensor):
+                placed = optimizer.state[param][key].device  # torch keeps step counts on the CPU
+                optimizer.state[param][key] = value.detach().clone().to(placed)
 
 
 def states(optimizer: Any, state_dict: dict[str, Any]) -> Iterator[tuple[Tensor, dict[str, Any]]]:
