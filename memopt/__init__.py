@@ -8,6 +8,7 @@ from memopt.errors import NonFiniteGradientError, UnsupportedCombination
 from memopt.params import param_groups
 
 if TYPE_CHECKING:
+    from memopt.adapters import LoRA, ReLoRA, merge_adapters
     from memopt.backward import accumulate_in_backward, update_in_backward
     from memopt.optimizers.adalomo import AdaLomo
     from memopt.optimizers.adama import AdamA
@@ -36,12 +37,15 @@ __all__ = [
     "Fira",
     "GaLore",
     "Muon",
+    "LoRA",
     "NonFiniteGradientError",
+    "ReLoRA",
     "UnsupportedCombination",
     "ZeRO1AdamW",
     "accumulate_in_backward",
     "accounting",
     "create",
+    "merge_adapters",
     "param_groups",
     "update_in_backward",
 ]
@@ -57,6 +61,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(module), attribute)
     if name in _TIMING:
         return getattr(import_module("memopt.backward"), name)
+    if name == "merge_adapters":
+        return getattr(import_module("memopt.adapters"), name)
     if name == "accounting":
         return import_module("memopt.accounting")
     raise AttributeError(f"module 'memopt' has no attribute {name!r}")

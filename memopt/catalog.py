@@ -165,9 +165,10 @@ class Method:
         return loaded
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the constructor with their defaults; ``params`` left out."""
+        """Keyword arguments of the constructor with their defaults; weights left out."""
         signature = inspect.signature(self.load()).parameters
-        own = {name: p.default for name, p in signature.items() if name not in ("params", "common")}
+        others = ("params", "model", "targets", "common")
+        own = {name: p.default for name, p in signature.items() if name not in others}
         shared: dict[str, Any] = getattr(self.load(), "common_defaults", {})
         return {**own, **shared} if "common" in signature else own
 
@@ -199,7 +200,20 @@ class Method:
             return [{"params": list(model.named_parameters())}]
         return param_groups(model, targets)
 
+    def build(
+        self, model: nn.Module, targets: Targets, arguments: Mapping[str, Any]
+    ) -> torch.optim.Optimizer:
+        """The optimizer for a model; an adapter's class changes the model itself."""
+        make: Any = self.load()
+        if self.kind == "adapter":
+            return make(model, targets=targets, **arguments)
+        return make(self.groups(model, targets), **arguments)
 
+
+_ADAPTER_LIMITS = {
+    "accumulation": "not offered: gradients of adapters are small already",
+    "fsdp2": "not tried; a merge would have to gather the shards",
+}
 _KEPT = "float32, bfloat16, 8-bit"
 # reasons of limits that several methods share
 _WHOLE = "the update needs the gradient of the whole mini-batch, which no state holds"
@@ -312,6 +326,16 @@ METHODS: dict[str, Method] = {
         ),
 
         # ---- adapters
+        Method(
+            "lora", "LoRA", "memopt.adapters.lora:LoRA", "2106.09685",
+            "added A and B of rank r", "Adam", "float32", "step", "2r(m + n), and r(m + n) weights",
+            kind="adapter", limits=_ADAPTER_LIMITS,
+        ),
+        Method(
+            "relora", "ReLoRA", "memopt.adapters.relora:ReLoRA", "2307.05695",
+            "added A and B of rank r, merged", "Adam", "float32", "step",
+            "2r(m + n), and r(m + n) weights", kind="adapter", limits=_ADAPTER_LIMITS,
+        ),
 
         # ---- several processes
         Method(
@@ -382,4 +406,4 @@ def create(
     for argument in arguments:
         if argument not in known:
             raise unknown(f"argument of {name}", argument, known)
-    return method.load()(method.groups(model, targets), **arguments)
+    return method.build(model, targets, arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -70,9 +71,9 @@ def predict(
     check_arguments(entry, arguments)
     module = shapes.module_of(model)
     held, worked = DTYPES[dtype] if dtype else (None, None)
-    # the optimizer is built on stand-ins, so that no hook ever touches the caller's model
-    groups = [_stand_ins(group, worked) for group in entry.groups(module, targets)]
-    optimizer = _optimizer(entry, groups, {"lr": ANY_LR} | arguments, processes)
+    # built for a twin: no hook and no adapter ever touches the caller's model
+    given = {"lr": ANY_LR} | arguments
+    optimizer = _optimizer(entry, _twin(module, worked), targets, given, processes)
     released = _releases(entry, arguments)
     rows: list[GroupBytes] = []
     tensors: Counter[str] = Counter()
@@ -145,14 +146,15 @@ def dtype_name(module: nn.Module) -> str:
     return "+".join(sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()}))
 
 
-def _stand_ins(group: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
-    """The group with a meta tensor in place of each named parameter."""
-
-    def stand_in(param: Tensor) -> nn.Parameter:
+def _twin(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """The same model without elements: its parameters and buffers stand on the meta device."""
+    memo: dict[int, Any] = {}
+    for param in module.parameters():
         empty = torch.empty(param.shape, dtype=dtype or param.dtype, device="meta")
-        return nn.Parameter(empty, requires_grad=param.requires_grad)
-
-    return group | {"params": [(name, stand_in(param)) for name, param in group["params"]]}
+        memo[id(param)] = nn.Parameter(empty, requires_grad=param.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(module, memo)
 
 
 def _of_parameter(
@@ -191,11 +193,11 @@ def _declared(
 
 
 def _optimizer(
-    entry: catalog.Method, groups: list[dict[str, Any]], arguments: dict[str, Any], processes: int
+    entry: catalog.Method, twin: nn.Module, targets: Any, arguments: dict[str, Any], processes: int
 ) -> Optimizer:
-    """The method's optimizer on meta stand-ins, which shows what it keeps."""
+    """The method's optimizer for a model on the meta device, which shows what it keeps."""
     if entry.kind == "distributed":
-        optimizer: Optimizer = AdamW(groups, **arguments)
+        optimizer: Optimizer = AdamW(entry.groups(twin, targets), **arguments)
         shares = entry.load().shares(optimizer.param_groups, processes)  # type: ignore[attr-defined]
         trained = [[p for p in share if p.requires_grad] for share in shares]
         _reveal_state(max(trained, key=lambda share: sum(p.numel() for p in share)), optimizer)
@@ -205,7 +207,7 @@ def _optimizer(
             f"processes={processes}: {entry.name} keeps the same on every process; only "
             "zero1_adamw divides its state"
         )
-    optimizer = entry.load()(groups, **arguments)
+    optimizer = entry.build(twin, targets, arguments)
     if not isinstance(optimizer, MemoptOptimizer):
         every = (p for group in optimizer.param_groups for p in group["params"])
         _reveal_state([p for p in every if p.requires_grad], optimizer)
@@ -215,7 +217,7 @@ def _optimizer(
 def _reveal_state(params: list[Tensor], optimizer: Optimizer) -> None:
     """Lets an optimizer without declaration (torch's own) show what it keeps for parameters.
 
-    One step on the meta stand-ins makes its state, in its own shapes and dtypes; no element exists.
+    One step on the meta device makes its state, in its own shapes and dtypes; no element exists.
     """
     for param in params:
         param.grad = torch.zeros_like(param)
