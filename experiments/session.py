@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+import memopt
 from experiments import checkpoints, models, rundir, spec, training
 from experiments.data.prepare import prepare
 from experiments.errors import UserError
@@ -69,19 +70,19 @@ def execute(
     datasets.disable_progress_bars()
     prepare(run.data, data)  # nothing to do where it is there; refuses another run's data
     task = make_task(run, data)
-    optimizer = training.make_optimizer(run, task.model)
-    predicted = accounting.predict(task.model, run.method.name, **run.method.args)
+    optimizer, predicted = training.make_optimizer(run, task.model)
     kept = predicted.weights + predicted.states + predicted.projections
     rundir.require_space(work, (checkpoints.KEPT + 1) * kept)
     checkpoint = checkpoints.newest(work / "checkpoints")
     sessions = rundir.begin_session(work, checkpoint[1] if checkpoint else 0)
     outcome = training.train(run, task, optimizer, work, checkpoint)
-    task.model.save_pretrained(work / "model")
+    results = summary(run, task, optimizer, outcome, predicted)  # counts adapters, if there are any
+    memopt.merge_adapters(task.model).save_pretrained(work / "model")
     rundir.write_outputs(
         out_dir,
         run,
         MetricsFile(work / "metrics.jsonl"),
-        summary(run, task, optimizer, outcome, predicted),
+        results,
         rundir.provenance(run, task.fingerprint, sessions),
     )
     print(f"{run.run_id}: {outcome.verdict}; {json.dumps(outcome.final)}", file=sys.stderr)

@@ -30,6 +30,7 @@ from experiments.evaluate import Collate
 from experiments.progress import Progress
 from experiments.rundir import MetricsFile
 from experiments.spec import RunSpec
+from memopt import accounting
 from memopt.catalog import get as catalog_entry
 
 # A loss so far above that of a uniform guess has blown up and does not come back.
@@ -127,8 +128,12 @@ def prepare_process(threads: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # only costs time here
 
 
-def make_optimizer(run: RunSpec, model: PreTrainedModel) -> torch.optim.Optimizer:
-    """The method's optimizer, with what the training loop must tell it.
+def make_optimizer(
+    run: RunSpec, model: PreTrainedModel
+) -> tuple[torch.optim.Optimizer, accounting.Report]:
+    """The method's optimizer, with what the training loop must tell it, and its predicted bytes.
+
+    A method of kind adapter changes the model.
 
     Raises:
         UserError: an argument that the method does not take or cannot have, or global-norm
@@ -139,7 +144,8 @@ def make_optimizer(run: RunSpec, model: PreTrainedModel) -> torch.optim.Optimize
     try:
         entry = catalog_entry(method.name)
         arguments |= entry.in_loop(train.micro_batches, train.max_grad_norm)
-        return memopt.create(method.name, model, lr=method.lr, **arguments)
+        predicted = accounting.predict(model, method.name, **arguments)
+        return memopt.create(method.name, model, lr=method.lr, **arguments), predicted
     except (ValueError, TypeError) as error:
         raise UserError(f"method {method.name}: {error}") from None
 

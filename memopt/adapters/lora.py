@@ -156,7 +156,8 @@ def _groups(
         (treated if id(param) in ours else others).append((name, param))
     for part in parts or ():
         if not any(part in name for name, _ in others):
-            raise unknown("part of a name in rest", part, [name for name, _ in others])
+            words = {word for name, _ in others for word in name.split(".") if not word.isdigit()}
+            raise unknown("part of a name in rest", part, words)
     for name, param in others:
         chosen = rest == "adam" if parts is None else any(part in name for part in parts)
         param.requires_grad_(chosen and trainable[id(param)] and id(param) not in bases)

@@ -10,8 +10,18 @@ from tools import architecture
 # memopt is a library for other people's training loops: it must not drag anything in.
 LIBRARIES_OF_MEMOPT = {"torch", "numpy", "pywt"}
 # Met only by who asks for it, with a plain message where it is missing.
-OPTIONAL = {"memopt.accounting": {"rich"}}
-FOREIGN = {"rich", "transformers", "datasets", "accelerate", "pandas", "pydantic", "scipy", "yaml"}
+OPTIONAL = {"memopt.accounting": {"rich"}, "memopt.adapters": {"peft"}}
+FOREIGN = {
+    "rich",
+    "peft",
+    "transformers",
+    "datasets",
+    "accelerate",
+    "pandas",
+    "pydantic",
+    "scipy",
+    "yaml",
+}
 DOORS = {  # which rooms a room may look into
     "workflow": {"experiments", "memopt", "notebooks"},
     "notebooks": {"experiments", "memopt"},

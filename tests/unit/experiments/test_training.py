@@ -26,6 +26,9 @@ METHODS = {
     "adama": {"lr": 1e-2, "args": {}},
     "adalomo": {"lr": 1e-2, "args": {}},
     "lomo": {"lr": 0.3, "args": {}},
+    "lora": {"lr": 1e-2, "args": {"rank": 4, "alpha": 8}},
+    # merges after updates 3, 6, 9 and 12: one between the checkpoint at 8 and the end
+    "relora": {"lr": 1e-2, "args": {"rank": 4, "update_interval": 3, "restart_warmup": 2}},
 }
 
 
