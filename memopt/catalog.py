@@ -196,6 +196,11 @@ class Method:
         Methods that treat every parameter alike (AdamW, AdamA, LOMO, AdaLomo) have no use for
         ``targets`` and get all parameters in one group; the others get `memopt.param_groups`.
         """
+        if self.kind == "adapter":
+            raise UnsupportedCombination(
+                f"{self.title} takes the model itself and makes its groups while it adds adapters: "
+                f"memopt.create({self.name!r}, model)"
+            )
         if getattr(self.load(), "min_ndim", 0) == 0:
             return [{"params": list(model.named_parameters())}]
         return param_groups(model, targets)
@@ -211,7 +216,10 @@ class Method:
 
 
 _ADAPTER_LIMITS = {
-    "accumulation": "not offered: gradients of adapters are small already",
+    "groups": "it takes the model, not groups; `add_param_group` is there for further parameters",
+    "tied": "a weight that two layers share would need one adapter in both",
+    "one_dim": "an adapter is a product of two matrices; vectors have plain Adam beside it",
+    "accumulation": "not offered: the gradients of adapters are small already",
     "fsdp2": "not tried; a merge would have to gather the shards",
 }
 _KEPT = "float32, bfloat16, 8-bit"

@@ -80,9 +80,13 @@ def predict(
 
     def transients() -> dict[str, int]:
         """The largest in each group; rows are in the order of the optimizer's parameters."""
-        worker = catalog.get("adamw") if entry.kind == "distributed" else entry
-        made = chain.from_iterable(transient.derive(worker, groups, {"lr": ANY_LR} | arguments))
-        labelled = list(zip((row.name for row in rows), made, strict=True))
+        if entry.kind == "adapter":
+            made = transient.derive_adapter(entry, _twin(module, worked), targets, given)
+        else:
+            worker = catalog.get("adamw") if entry.kind == "distributed" else entry
+            made = transient.derive(worker, optimizer.param_groups, given)
+        sizes = chain.from_iterable(made)
+        labelled = list(zip((row.name for row in rows), sizes, strict=True))
         return {
             label: max(size for name, size in labelled if name == label)
             for label in LABELS

@@ -7,15 +7,18 @@ computed, and the bytes that live at once are counted (`memopt.accounting.live`)
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
 
 from memopt.accounting.live import transient_of
 from memopt.catalog import Method
+from memopt.params import Targets
 
 SOON = 2  # steps between refreshes, so that few steps pass one of each kind and a plain one
 STEPS = 5
@@ -42,12 +45,40 @@ def derive(
             group | {"params": list(p.values())} for group, p in zip(groups, made, strict=True)
         ]
         optimizer = entry.load()(stand_ins, **_hurried(entry, arguments))
-        largest = {id(p): 0 for group in made for p in group.values() if p.requires_grad}
-        for _ in range(STEPS):
-            for param in (p for group in made for p in group.values() if p.requires_grad):
-                param.grad = torch.empty_like(param)
-                largest[id(param)] = max(largest[id(param)], transient_of(optimizer))
-                param.grad = None
+        return _largest(optimizer, groups, made)
+
+
+def derive_adapter(
+    entry: Method, twin: nn.Module, targets: Targets, arguments: Mapping[str, Any]
+) -> list[list[int]]:
+    """As `derive`, for a method that changes the model: a merge needs room for one weight, too.
+
+    Args:
+        entry: the method.
+        twin: a model on the meta device; it gets adapters.
+        targets: as in `memopt.param_groups`.
+        arguments: of the constructor.
+    """
+    optimizer = entry.build(twin, targets, _hurried(entry, arguments))
+    with FakeTensorMode():
+        fake = {
+            id(p): _fake(_alike(p)) for group in optimizer.param_groups for p in group["params"]
+        }
+        optimizer = copy.deepcopy(optimizer, fake)
+        groups = optimizer.param_groups
+        return _largest(optimizer, groups, [{_alike(p): p for p in g["params"]} for g in groups])
+
+
+def _largest(
+    optimizer: Optimizer, groups: list[dict[str, Any]], made: list[dict[tuple[Any, ...], Any]]
+) -> list[list[int]]:
+    """Steps of one parameter of each kind in turn; the largest transient of each kind."""
+    largest = {id(p): 0 for group in made for p in group.values() if p.requires_grad}
+    for _ in range(STEPS):
+        for param in (p for group in made for p in group.values() if p.requires_grad):
+            param.grad = torch.empty_like(param)
+            largest[id(param)] = max(largest[id(param)], transient_of(optimizer))
+            param.grad = None
     return [
         [largest.get(id(params[_alike(p)]), 0) for p in _tensors_of(group)]
         for group, params in zip(groups, made, strict=True)
@@ -62,10 +93,12 @@ def _alike(param: Tensor) -> tuple[Any, ...]:
 def _representatives(group: dict[str, Any]) -> dict[tuple[Any, ...], nn.Parameter]:
     """One fake parameter for all that are alike."""
     kinds = {_alike(param) for param in _tensors_of(group)}
-    return {
-        kind: nn.Parameter(torch.empty(kind[0], dtype=kind[1]), requires_grad=kind[2])
-        for kind in sorted(kinds, key=str)
-    }
+    return {kind: _fake(kind) for kind in sorted(kinds, key=str)}
+
+
+def _fake(kind: tuple[Any, ...]) -> nn.Parameter:
+    shape, dtype, requires_grad = kind
+    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=requires_grad)
 
 
 def _tensors_of(group: dict[str, Any]) -> list[Tensor]:

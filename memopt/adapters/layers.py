@@ -90,7 +90,7 @@ def fold(layer: Any) -> None:
     precise = torch.promote_types(base.dtype, torch.float32)
     product = up.flatten(1).to(precise) @ down.flatten(1).to(precise)
     product = product.view_as(base).mul_(layer.scaling[ADAPTER])
-    base.copy_(base.to(precise) + product)
+    base.copy_(product.add_(base))
 
 
 def merge_adapters(model: nn.Module) -> nn.Module:

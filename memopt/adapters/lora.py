@@ -69,6 +69,11 @@ class Adapted(MemoptOptimizer):
         defaults: dict[str, Any],
         **common: Unpack[AdapterCommon],
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(
+                f"{type(self).__name__} takes the model to which it adds adapters, "
+                f"not a {type(model).__name__}"
+            )
         own: dict[str, Any] = {**self.common_defaults, **common}
         _check(own)
         trainable = {id(param): param.requires_grad for param in model.parameters()}

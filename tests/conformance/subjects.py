@@ -21,6 +21,8 @@ SMALL = {
     "level": 2,
     "update_interval": 3,
     "recalibrate_every": 2,
+    "restart_warmup": 0,
+    "dropout": 0.0,  # of adapters; draws from the global generator
 }
 
 
@@ -64,6 +66,17 @@ class Training:
             self.optimizer.consolidate_state_dict()
         state: dict[str, Any] = self.optimizer.state_dict()
         return state
+
+    def mover(self, name: str) -> str:
+        """Name of the parameter that moves a weight of the model: itself, or its adapter's B."""
+        if name in dict(self.model.named_parameters()):
+            return name
+        layer, _, kind = name.rpartition(".")
+        return f"{layer}.{'lora_B.default' if kind == 'weight' else 'base_layer'}.{kind}"
+
+    def trained(self) -> set[str]:
+        """Names of the parameters that may move."""
+        return {name for name, param in self.model.named_parameters() if param.requires_grad}
 
     def values(self) -> dict[str, Tensor]:
         """Copies of all parameters by name."""
@@ -120,7 +133,9 @@ def small(method: catalog.Method) -> dict[str, Any]:
     """Arguments for small weights: `SMALL`, and a rate where the method has no default."""
     known = method.arguments()
     needed = {"lr": 0.01} if known.get("lr") is inspect.Parameter.empty else {}
-    return needed | {key: value for key, value in SMALL.items() if key in known}
+    if method.kind == "adapter":
+        needed["update_interval"] = 4  # a merge, but not yet in tests of three steps
+    return {key: value for key, value in {**SMALL, **needed}.items() if key in known}
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:

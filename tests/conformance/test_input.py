@@ -31,7 +31,7 @@ def test_unknown_group_keys_are_named_with_the_nearest(subject) -> None:
 
 def poison(training, name: str, value: float) -> None:
     """Makes one element of one gradient not finite, in the next backward only."""
-    param = dict(training.model.named_parameters())[name]
+    param = dict(training.model.named_parameters())[training.mover(name)]
 
     def spoil(grad: torch.Tensor) -> torch.Tensor:
         handle.remove()
@@ -48,7 +48,8 @@ def test_a_bad_gradient_is_named_and_a_large_one_is_not(subject) -> None:
         for name in ("wide.weight", "tall.bias"):
             training = subject.start().run(range(2))
             poison(training, name, bad)
-            with pytest.raises(NonFiniteGradientError, match=f"'{name}'.*nonfinite='skip'"):
+            named = f"'{training.mover(name)}'.*nonfinite='skip'"
+            with pytest.raises(NonFiniteGradientError, match=named):
                 training.run(range(2, 3))
     for dtype, size in ((torch.float16, 3e4), (torch.float32, 1e25)):
         model = nn.Sequential(nn.Linear(64, 64, bias=False, dtype=dtype))
@@ -79,9 +80,9 @@ def test_ignoring_never_surfaces_a_decomposition(subject) -> None:
     try:
         training.run(range(1))
     except NonFiniteGradientError as error:
-        assert "'wide.weight'" in str(error)
+        assert f"'{training.mover('wide.weight')}'" in str(error)
     else:  # no decomposition is needed: the NaN goes where the gradient goes
-        assert training.values()["wide.weight"].isnan().any()
+        assert training.values()[training.mover("wide.weight")].isnan().any()
 
 
 @law("untouched")
