@@ -73,4 +73,4 @@ def test_resumes_under_trainer_to_the_bits_of_an_undisturbed_run(subject, tmp_pa
     assert all(map(torch.equal, whole.model.parameters(), resumed.model.parameters()))
     steps = {int(state["step"]) for state in after.state.values() if "step" in state}
     assert steps == {int(state["step"]) for state in optimizer.state.values() if "step" in state}
-    assert steps <= {STEPS}  # updates, not micro-batches
+    assert steps <= {STEPS, 0}  # updates, not micro-batches; 0 just after a merge of ReLoRA
