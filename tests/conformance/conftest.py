@@ -15,7 +15,7 @@ import pytest
 from torch import distributed
 
 import memopt
-from memopt.catalog import CAPABILITIES
+from memopt.capabilities import CAPABILITIES
 from memopt.subspaces import tucker
 from tests.conformance.subjects import METHODS, VARIANTS
 
