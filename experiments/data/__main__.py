@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.data.sources import load_sources
+from experiments.data.tokens import MANIFEST
 from experiments.errors import command_line
 from experiments.spec import DataSpec, load
 
@@ -50,14 +52,20 @@ def prepare_shown(spec_file: Path, out_dir: Path, workers: int) -> None:
     os.environ.setdefault("RAYON_NUM_THREADS", str(workers))
     from experiments.data.prepare import prepare
 
+    there = (out_dir / MANIFEST).is_file()
+    start = time.perf_counter()
     with progress_bar() as progress:
         manifest = prepare(load(DataSpec, spec_file), out_dir, workers, progress)
+    seconds = time.perf_counter() - start
     sizes = "; ".join(
         f"{name}: "
         + ", ".join(f"{part[k]:,} {k}" for k in ("documents", "tokens", "rows") if k in part)
         for name, part in manifest["splits"].items()
     )
     print(f"{out_dir}: {manifest['data_id']} ({sizes})")
+    if tokens := sum(part.get("tokens", 0) for part in manifest["splits"].values() if not there):
+        rate = tokens / seconds
+        print(f"{seconds:.0f} s, {rate:,.0f} tokens a second, reading and writing included")
     if manifest["source"].get("as_recorded") is False:
         print(
             "note: this corpus is not the one whose fingerprint data/sources.yaml records; "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.data.packed import encode
+from experiments.data.packed import encode, in_batches
 from experiments.data.readers import open_source
 from experiments.data.sources import source_of
 from experiments.data.tokenizer import end_of_document, make_tokenizer
@@ -43,9 +43,9 @@ def piece_counts(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> np
     """How often each id occurs, shape (vocabulary,); end marks are not counted."""
     size = len(tokenizer)
     counts = np.zeros(size, dtype=np.int64)
-    for documents, ids in encode(tokenizer, texts, size):
-        counts += np.bincount(ids, minlength=size)
-        counts[end_of_document(tokenizer)] -= documents
+    for batch in in_batches(texts):
+        counts += np.bincount(encode(tokenizer, batch, size), minlength=size)
+        counts[end_of_document(tokenizer)] -= len(batch)
     return counts
 
 

@@ -34,8 +34,9 @@ def prepare(
     """Prepares what ``spec`` describes in ``out_dir``, unless it is there already.
 
     Everything is written to a hidden folder beside ``out_dir`` that takes its name when it is
-    complete; a killed preparation leaves nothing that could be taken for whole. Two processes
-    that ask for the same folder prepare it once.
+    complete, so that nothing half-written can be taken for whole. A killed preparation of tokens
+    goes on from its last mark, if the source still begins with the same texts. Two processes that
+    ask for the same folder prepare it once.
 
     Args:
         spec: the source, its tokenizer and its split.
@@ -59,7 +60,8 @@ def prepare(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
-                f"no space left for {out_dir}: free some, or prepare elsewhere"
+                f"no space left for {out_dir}: free some and give the same command again, or "
+                f"prepare elsewhere"
             ) from None
         raise UserError(f"cannot prepare {out_dir}: {error}") from error
 
@@ -94,14 +96,21 @@ def _make(
     out_dir: Path, spec: DataSpec, source: AnySource, workers: int, progress: Progress
 ) -> dict[str, Any]:
     partial = out_dir.parent / f".{out_dir.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
-    partial.mkdir()
+    made_for = partial / "spec_hash"
+    spec_hash = content_hash(to_plain(spec))
+    if not made_for.is_file() or made_for.read_text() != spec_hash:
+        shutil.rmtree(partial, ignore_errors=True)  # of another specification
+        partial.mkdir()
+        made_for.write_text(spec_hash)
     try:
         manifest = _fill(partial, spec, source, workers, progress)
+        for file in (made_for, *partial.glob(f"*{packed.MARK}")):
+            file.unlink()
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         partial.rename(out_dir)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if not list(partial.glob(f"*{packed.MARK}")):  # nothing there to go on from
+            shutil.rmtree(partial, ignore_errors=True)
     return manifest
 
 

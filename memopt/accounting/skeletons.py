@@ -62,10 +62,10 @@ class _Fields:
 def skeleton(config: Mapping[str, Any]) -> nn.Module:
     """Builds the parameters that a configuration describes, on the meta device.
 
-    Families, by ``model_type`` (transformers) or ``_class_name`` (diffusers): ``llama`` and
-    ``mistral`` (causal language model), ``bert`` and ``roberta`` (encoder with pooler, no task
-    head), ``UNet2DModel`` (residual and attention blocks, as DDPM has them). For any other, build
-    the real model under ``torch.device("meta")`` and pass that.
+    Families, by ``model_type`` (transformers) or ``_class_name`` (diffusers): ``llama``,
+    ``mistral`` and ``qwen2`` (causal language model), ``bert`` and ``roberta`` (encoder with
+    pooler, no task head), ``UNet2DModel`` (residual and attention blocks, as DDPM has them). For
+    any other, build the real model under ``torch.device("meta")`` and pass that.
 
     Raises:
         ConfigError: other family, or a field is missing or no positive integer.
@@ -101,20 +101,26 @@ class _Causal(nn.Module):
         return self.lm_head
 
 
-def _llama(fields: _Fields) -> nn.Module:
+def _qwen2(fields: _Fields) -> nn.Module:
+    """LLaMA with biases on query, key and value, whatever the configuration says."""
+    return _llama(fields, qkv_bias=True)
+
+
+def _llama(fields: _Fields, qkv_bias: bool = False) -> nn.Module:
     hidden, inner = fields.size("hidden_size"), fields.size("intermediate_size")
     heads = fields.size("num_attention_heads")
     width = fields.size("head_dim", max(hidden // heads, 1))
     query, key = heads * width, fields.size("num_key_value_heads", heads) * width
-    attention_bias, mlp_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
+    output_bias, mlp_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
+    qkv_bias = qkv_bias or output_bias
 
     def layer() -> nn.Module:
         return _tree(
             self_attn=_tree(
-                q_proj=nn.Linear(hidden, query, attention_bias),
-                k_proj=nn.Linear(hidden, key, attention_bias),
-                v_proj=nn.Linear(hidden, key, attention_bias),
-                o_proj=nn.Linear(query, hidden, attention_bias),
+                q_proj=nn.Linear(hidden, query, qkv_bias),
+                k_proj=nn.Linear(hidden, key, qkv_bias),
+                v_proj=nn.Linear(hidden, key, qkv_bias),
+                o_proj=nn.Linear(query, hidden, output_bias),
             ),
             mlp=_tree(
                 gate_proj=nn.Linear(hidden, inner, mlp_bias),
@@ -218,6 +224,7 @@ def _unet(fields: _Fields) -> nn.Module:
 _FAMILIES = {
     "llama": _llama,
     "mistral": _llama,
+    "qwen2": _qwen2,
     "bert": _bert,
     "roberta": _bert,
     "UNet2DModel": _unet,

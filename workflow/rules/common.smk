@@ -130,7 +130,7 @@ def notebook_outputs():
         for notebook, content in yaml.safe_load(
             Path("notebooks/bundles.yaml").read_text()
         ).items()
-        if content.get("task") in tasks
+        if content.get("task") in tasks and content.get("suite") in (None, SUITE)
     }
 
 

@@ -32,6 +32,7 @@ VARIANTS = {  # every field that changes a parameter
     "biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "tied": {"model_type": "llama", "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral", "num_key_value_heads": 2},
+    "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2},
     "bert": {"model_type": "bert", "max_position_embeddings": 40, "type_vocab_size": 3},
     "roberta": {"model_type": "roberta", "max_position_embeddings": 40, "type_vocab_size": 1},
 }
@@ -49,7 +50,7 @@ SMALL = {
 
 def real(config: dict) -> nn.Module:
     resolved = AutoConfig.for_model(**config)
-    causal = config["model_type"] in ("llama", "mistral")
+    causal = config["model_type"] in ("llama", "mistral", "qwen2")
     with torch.device("meta"):
         return (AutoModelForCausalLM if causal else AutoModel).from_config(resolved)
 

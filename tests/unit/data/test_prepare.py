@@ -139,43 +139,112 @@ from experiments.data import packed
 from experiments.data.prepare import prepare
 from experiments.spec import DataSpec, load
 
+packed.BATCH, packed.SAVE_EVERY, packed.SHARD_TOKENS = 8, 2, 200
+left = int(sys.argv[3])
 add = packed.ShardWriter.add
 def add_and_die(self, *ids):
+    global left
     add(self, *ids)
-    os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
 packed.ShardWriter.add = add_and_die
 prepare(load(DataSpec, Path(sys.argv[1])), sys.argv[2])
 """
 
 
-def test_a_killed_preparation_starts_over(spec: DataSpec, tmp_path: Path, repo: Path) -> None:
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Marks after every 16 documents, files of 200 tokens; counts documents tokenized."""
+    for name, value in {"BATCH": 8, "SAVE_EVERY": 2, "SHARD_TOKENS": 200}.items():
+        monkeypatch.setattr(packed, name, value)
+    tokenized: list[int] = []
+    encode = packed.encode
+
+    def counting(tokenizer: Any, texts: list[str], size: int) -> Any:
+        tokenized.append(len(texts))
+        return encode(tokenizer, texts, size)
+
+    monkeypatch.setattr(packed, "encode", counting)
+    return tokenized
+
+
+def kill_after(spec: DataSpec, batches: int, tmp_path: Path, repo: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(json.dumps(spec.model_dump(exclude_none=True)))
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(file), str(tmp_path / "out")], cwd=repo, check=False
-    )
-    assert killed.returncode == -9
-    assert list((tmp_path / ".out.partial").glob("train-*.bin"))  # it was in the middle
+    call = [sys.executable, "-c", KILLED, str(file), str(tmp_path / "out"), str(batches)]
+    assert subprocess.run(call, cwd=repo, check=False).returncode == -9
     with pytest.raises(UserError, match="holds no prepared data"):
         load_tokens(tmp_path / "out")
-    assert prepare(spec, tmp_path / "out") == prepare(spec, tmp_path / "undisturbed")
-    assert not (tmp_path / ".out.partial").exists()
-    for shard in ("train-00000.bin", "validation-00000.bin"):
-        one, two = (tmp_path / name / shard for name in ("out", "undisturbed"))
-        assert one.read_bytes() == two.read_bytes()
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(
-    spec: DataSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def same_files(one: Path, two: Path) -> bool:
+    names = {str(file.relative_to(one)) for file in one.rglob("*")}
+    assert names == {str(file.relative_to(two)) for file in two.rglob("*")}
+    return all(
+        (one / n).read_bytes() == (two / n).read_bytes() for n in names if (one / n).is_file()
+    )
+
+
+# 50 training documents are 7 batches, with marks after 2, 4, 6 and at the end; then validation
+@pytest.mark.parametrize(("batches", "kept"), [(1, 0), (3, 16), (5, 32), (7, 48), (8, 50)])
+def test_a_killed_preparation_goes_on(
+    spec: DataSpec, tmp_path: Path, repo: Path, small_batches: list[int], batches: int, kept: int
 ) -> None:
-    def no_space(self: packed.ShardWriter, *_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(packed.ShardWriter, "add", no_space)
-    with pytest.raises(UserError, match="no space left for .*out"):
-        prepare(spec, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    kill_after(spec, batches, tmp_path, repo)
+    assert list((tmp_path / ".out.partial").glob("train-*.bin"))  # it was in the middle
+    manifest = prepare(spec, tmp_path / "out")
+    assert sum(small_batches) == 60 - kept
     assert not (tmp_path / ".out.partial").exists()
+    assert manifest == prepare(spec, tmp_path / "undisturbed")
+    assert same_files(tmp_path / "out", tmp_path / "undisturbed")
+
+
+def test_a_changed_source_is_not_mixed_with_what_was_written(
+    spec: DataSpec, documents: list[str], tmp_path: Path, repo: Path, small_batches: list[int]
+) -> None:
+    kill_after(spec, 5, tmp_path, repo)
+    others = [f"{text} Edited meanwhile." for text in documents]
+    write_rows(Path(spec.path or ""), [{"text": text} for text in others])
+    said: list[str] = []
+    prepare(spec, tmp_path / "out", progress=lambda what, *_: said.append(what))
+    assert sum(small_batches) == 60
+    assert "the train texts have changed: writing them anew" in said
+    prepare(spec, tmp_path / "undisturbed")
+    assert same_files(tmp_path / "out", tmp_path / "undisturbed")
+
+
+def test_another_specification_does_not_go_on_from_it(
+    spec: DataSpec, tmp_path: Path, repo: Path, small_batches: list[int]
+) -> None:
+    kill_after(spec, 5, tmp_path, repo)
+    other = spec.model_copy(update={"layout": "papers"})
+    prepare(other, tmp_path / "out")
+    assert sum(small_batches) == 60
+    prepare(other, tmp_path / "undisturbed")
+    assert same_files(tmp_path / "out", tmp_path / "undisturbed")
+
+
+def test_a_full_disk_is_said_and_the_same_command_goes_on(
+    spec: DataSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_batches: list[int]
+) -> None:
+    add = packed.ShardWriter.add
+
+    def no_space(self: packed.ShardWriter, *ids: Any) -> None:
+        if self.documents > 30:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(self, *ids)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packed.ShardWriter, "add", no_space)
+        with pytest.raises(UserError, match="no space left for .*out: free some"):
+            prepare(spec, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    small_batches.clear()
+    prepare(spec, tmp_path / "out")
+    assert sum(small_batches) == 60 - 16
+    prepare(spec, tmp_path / "undisturbed")
+    assert same_files(tmp_path / "out", tmp_path / "undisturbed")
 
 
 # --- wrong input

@@ -75,8 +75,8 @@ def test_rows_never_cross_files(
         patch.setattr(packed, "SHARD_TOKENS", capacity)
         writer = packed.ShardWriter(folder, "train", 1000, sequence_length)
         for part in np.split(stream, np.cumsum(lengths)[:-1]):
-            writer.add(1, part)
-    rows = Rows(folder, writer.summary(), sequence_length, "<u2")
+            writer.add(part, part)
+    rows = Rows(folder, writer.summary(sequence_length), sequence_length, "<u2")
     assert rows.tokens == len(stream)
     assert len(rows) == len(stream) // sequence_length
     for row in range(len(rows)):
@@ -146,7 +146,7 @@ def test_an_id_outside_the_vocabulary_is_refused(spec: DataSpec, tmp_path: Path)
     prepare(spec, tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
     with pytest.raises(UserError, match="vocabulary has only 40 entries"):
-        list(packed.encode(tokenizer, ["The model reads the text."], 40))
+        packed.encode(tokenizer, ["The model reads the text."], 40)
 
 
 def test_a_damaged_folder_is_refused(spec: DataSpec, tmp_path: Path) -> None:
