@@ -133,7 +133,6 @@ METHODS: dict[str, Method] = {
             "adamw", "AdamW", "memopt.optimizers.adamw:AdamW", "1711.05101",
             "full", "Adam", "weight's dtype", "step", "2mn",
             limits={
-                "accumulation": f"{_TORCH}; `adama` is Adam with this timing",
                 "state_dtype": _NARROW,
             },
         ),

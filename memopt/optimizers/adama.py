@@ -90,22 +90,11 @@ class AdamA(MemoptOptimizer):
         first: bool,
     ) -> None:
         """One micro-batch; the first one of a mini-batch decays both moments."""
-        exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
-        beta1, beta2 = group["betas"]
-        if first:
-            exp_avg.lerp_(grad, 1 - beta1)  # b1 m + (1-b1) g, with torch's rounding
-            exp_avg_sq.mul_(beta2)
-        else:
-            exp_avg.add_(grad, alpha=1 - beta1)
-        exp_avg_sq.addcmul_(grad, grad, value=(1 - beta2) * group["square_weight"])
+        fold(grad, state, group["betas"], first=first, square_weight=group["square_weight"])
 
     def finish(self, state: dict[str, Any], group: dict[str, Any], param: Tensor) -> Tensor:
         """``lr mhat / (sqrt(vhat) + eps)``; t counts mini-batches."""
-        beta1, beta2 = group["betas"]
-        step_size = group["lr"] / (1 - beta1 ** state["step"])
-        root = (1 - beta2 ** state["step"]) ** 0.5
-        denominator = state["exp_avg_sq"].sqrt().div_(root).add_(group["eps"])
-        return (state["exp_avg"] * step_size).div_(denominator)
+        return settled(state["exp_avg"], state["exp_avg_sq"], state["step"], group)
 
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
@@ -113,3 +102,30 @@ class AdamA(MemoptOptimizer):
         """The whole step on one gradient, after ``timing.remove()``: AdamW."""
         self.accumulate(grad, state, group, param, first=True)
         return self.finish(state, group, param)
+
+
+def fold(
+    grad: Tensor,
+    state: dict[str, Any],
+    betas: tuple[float, float],
+    *,
+    first: bool,
+    square_weight: float = 1.0,
+) -> None:
+    """Adds one micro-gradient to both moments, with the rounding of ``torch.optim.AdamW``."""
+    exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
+    beta1, beta2 = betas
+    if first:
+        exp_avg.lerp_(grad, 1 - beta1)  # b1 m + (1-b1) g, with torch's rounding
+        exp_avg_sq.mul_(beta2)
+    else:
+        exp_avg.add_(grad, alpha=1 - beta1)
+    exp_avg_sq.addcmul_(grad, grad, value=(1 - beta2) * square_weight)
+
+
+def settled(exp_avg: Tensor, exp_avg_sq: Tensor, step: float, group: dict[str, Any]) -> Tensor:
+    """What is subtracted from the weight, with the rounding of ``torch.optim.AdamW``."""
+    beta1, beta2 = group["betas"]
+    root = (1 - beta2**step) ** 0.5
+    denominator = exp_avg_sq.sqrt().div_(root).add_(group["eps"])
+    return (exp_avg * (group["lr"] / (1 - beta1**step))).div_(denominator)

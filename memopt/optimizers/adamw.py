@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from memopt.errors import UnsupportedCombination
+from memopt.optimizers import adama
 from memopt.optimizers.base import MemoptOptimizer
 from memopt.states import Buffer
 
@@ -85,9 +86,36 @@ class AdamW(torch.optim.AdamW, MemoptOptimizer):
         moments = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []))
         return {key: Buffer(shape, "weight") for key in moments} | {"step": Buffer((), "count")}
 
+    def state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """The parameter's state, allocated by torch at its first gradient."""
+        if not self.state[param]:
+            self._init_group({**group, "params": [param]}, *([] for _ in range(6)))
+        return self.state[param]
+
     def no_accumulation(self, group: dict[str, Any]) -> str | None:
-        """Torch's kernels take the gradient and move the weight at once."""
-        return "its step is torch's own, which needs the gradient of the whole mini-batch"
+        """AdamA's timing on torch's state, unless that is too coarse or its step count on a GPU."""
+        if any(param.dtype.itemsize < 4 for param in group["params"]):
+            return "moments have the weight's narrow dtype, where N small additions round away"
+        return "capturable=True keeps the step count on the device" if group["capturable"] else None
+
+    def accumulate(
+        self,
+        grad: Tensor,
+        state: dict[str, Any],
+        group: dict[str, Any],
+        param: Tensor,
+        *,
+        first: bool,
+    ) -> None:
+        """As `memopt.AdamA` does; with one micro-batch ``torch.optim.AdamW(foreach=False)``."""
+        adama.fold(grad, state, group["betas"], first=first)
+
+    def finish(self, state: dict[str, Any], group: dict[str, Any], param: Tensor) -> Tensor:
+        """The step from the moments; under amsgrad from the largest v of all mini-batches."""
+        square = state["exp_avg_sq"]
+        if group["amsgrad"]:
+            square = torch.maximum(state["max_exp_avg_sq"], square, out=state["max_exp_avg_sq"])
+        return adama.settled(state["exp_avg"], square, float(state["step"]), group)
 
     step = MemoptOptimizer.step
 

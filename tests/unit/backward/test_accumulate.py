@@ -63,3 +63,26 @@ def test_remove_gives_gwt_back() -> None:
     optimizer.timing.remove()
     toys.train(model, optimizer, toys.batches(4)[2:])
     assert toys.same(plain, model)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"amsgrad": True}, {"maximize": True}])
+def test_adamw_of_one_micro_batch_is_torch_bit_for_bit(arguments) -> None:
+    plain, model = toys.net(), toys.net()
+    torchs = torch.optim.AdamW(plain.parameters(), lr=0.02, foreach=False, **arguments)
+    optimizer = toys.build("adamw", model, **arguments)
+    memopt.accumulate_in_backward(optimizer)
+    for each, weights in ((torchs, plain), (optimizer, model)):
+        toys.train(weights, each, toys.batches(6))
+    assert toys.same(plain, model)
+    torchs.load_state_dict(optimizer.state_dict())  # and the state is torch's
+
+
+def test_adamw_of_micro_batches_is_adama() -> None:
+    """On torch's state: the same sums of micro-gradients and of their squares."""
+    adama, model = toys.net(), toys.net()
+    optimizer = toys.build("adamw", model, weight_decay=0.1)
+    memopt.accumulate_in_backward(optimizer)
+    toys.train(adama, toys.build("adama", adama, weight_decay=0.1), toys.batches(4), 4)
+    toys.train(model, optimizer, toys.batches(4), 4)
+    assert toys.same(adama, model)
+    assert toys.steps_of(optimizer) == {4}

@@ -51,7 +51,7 @@ def test_methods_in_backward(name, arguments, dtype, rounding, tmp_path) -> None
 
 
 LENT = [(memopt.update_in_backward, name, {}) for name in ("adamw", "gwt", "coap", "galore")]
-LENT += [(memopt.accumulate_in_backward, name, {}) for name in ("gwt", "coap", "galore")]
+LENT += [(memopt.accumulate_in_backward, name, {}) for name in ("adamw", "gwt", "coap", "galore")]
 LENT += [
     (memopt.accumulate_in_backward, "coap", {"rotate_moments": True}),
     (memopt.accumulate_in_backward, "galore", {"rule": "adafactor"}),
