@@ -104,6 +104,8 @@ class Study(Strict):
         id: prefix of the run identifiers.
         task: a file of ``tasks``.
         data: keys that override the task's.
+        methods: names, or ``{name, lr, args}``; or ``all``: every method of one process whose file
+            has a rate for each of the models.
         seeds: a number, or ``{weights, data}``.
         grid: makes it a study that tunes: factors on the learning rate of the methods' files, the
             same for every method.
@@ -115,9 +117,10 @@ class Study(Strict):
     task: Name
     data: dict[str, Any] = {}
     models: Annotated[list[Name], Field(min_length=1)]
-    methods: Annotated[
-        list[Annotated[MethodChoice, BeforeValidator(_name_only)]], Field(min_length=1)
-    ]
+    methods: (
+        Literal["all"]
+        | Annotated[list[Annotated[MethodChoice, BeforeValidator(_name_only)]], Field(min_length=1)]
+    )
     seeds: Annotated[list[Annotated[Seeds, BeforeValidator(_one_number)]], Field(min_length=1)]
     grid: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2)] | None = None
     rates: Name | None = None
@@ -127,7 +130,8 @@ class Study(Strict):
 
     @model_validator(mode="after")
     def _rates_from_one_place(self) -> Self:
-        own = [choice.name for choice in self.methods if choice.lr is not None]
+        chosen = [] if self.methods == "all" else self.methods
+        own = [choice.name for choice in chosen if choice.lr is not None]
         if self.grid and self.rates:
             raise ValueError("a study has a 'grid' or tuned 'rates', not both")
         if self.rates and own:
@@ -193,6 +197,21 @@ def method_spec(choice: MethodChoice, model: str) -> MethodSpec:
     return MethodSpec(name=choice.name, lr=lr, args=args)
 
 
+def choices(study: Study) -> list[MethodChoice]:
+    """The study's methods; ``all`` written out, in the order of the catalog."""
+    if study.methods != "all":
+        return study.methods
+    from memopt.catalog import METHODS  # with torch, which takes a second or two
+
+    files = {name: _read(MethodFile, "methods", name) for name in names("methods")}
+    return [
+        MethodChoice(name=name)
+        for name, method in METHODS.items()
+        if method.kind != "distributed"  # they need several processes
+        if name in files and set(study.models) <= set(files[name].models)
+    ]
+
+
 def rates(study: Study, choice: MethodChoice, model: str) -> list[MethodChoice]:
     """The method at each learning rate that the study asks for: one, or those of its grid."""
     if study.rates:
@@ -231,7 +250,7 @@ def expand(suite: str) -> list[RunSpec]:
     runs: dict[str, RunSpec] = {}
     for study in file.studies:
         where = f"suites/{suite}.yaml: study {study.id}"
-        for model, choice, seeds in itertools.product(study.models, study.methods, study.seeds):
+        for model, choice, seeds in itertools.product(study.models, choices(study), study.seeds):
             for at_rate in rates(study, choice, model):
                 run = _run(suite, file.smoke, study, model, at_rate, seeds, where)
                 check_arguments(run, where)
