@@ -1,5 +1,6 @@
 """Where the bytes go: predicted by formula, measured on a live optimizer, traced over a step."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from memopt.accounting.measure import measure
@@ -8,6 +9,7 @@ from memopt.accounting.report import GroupBytes, Report
 from memopt.accounting.units import CONVENTIONS, Convention, convention, convert
 
 if TYPE_CHECKING:
+    from memopt.accounting.fit import Step, step
     from memopt.accounting.tracing import Trace, trace
 
 __all__ = [
@@ -15,19 +17,22 @@ __all__ = [
     "Convention",
     "GroupBytes",
     "Report",
+    "Step",
     "Trace",
     "convention",
     "convert",
     "measure",
     "predict",
+    "step",
     "trace",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Loads the tracing at first use: it imports a good part of torch.distributed."""
-    if name in ("Trace", "trace"):
-        from memopt.accounting import tracing
+_LATE = {"Trace": "tracing", "trace": "tracing", "Step": "fit", "step": "fit"}
 
-        return getattr(tracing, name)
+
+def __getattr__(name: str) -> Any:
+    """Loads whole steps at first use: they import a good part of torch.distributed."""
+    if name in _LATE:
+        return getattr(importlib.import_module(f"memopt.accounting.{_LATE[name]}"), name)
     raise AttributeError(f"module 'memopt.accounting' has no attribute {name!r}")

@@ -6,23 +6,25 @@ import argparse
 import ast
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memopt import catalog
 from memopt.accounting import shapes
 from memopt.accounting.predict import DTYPES, predict
 from memopt.accounting.report import Report
-from memopt.accounting.units import CONVENTIONS, PARTS, convention, convert, table_unit
+from memopt.accounting.units import CONVENTIONS, convention, convert, parse
 from memopt.errors import unknown
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 EPILOG = """\
 Every other --key value pair is an argument of the method's constructor, for example
   python -m memopt.accounting llama_7b --method gwt --level 2 --storage bfloat16
   python -m memopt.accounting llama_1b --compare adamw,gwt,coap --rank 512 --convention coap
+With --batch and --seq the whole step is counted, activations too, and with --memory the largest
+batch that fits:
+  python -m memopt.accounting llama_7b --method gwt --level 2 --dtype bfloat16 --batch 4 \\
+      --seq 256 --checkpointing --memory 24GB --compare lomo,adalomo
 """
+WORK = ("batch", "seq", "micro_batches", "checkpointing", "attention")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,25 +32,26 @@ def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     options, rest = parser.parse_known_args(argv)
     try:
+        _check(options)
         arguments = _method_arguments(rest)
-        methods = [name for name in (options.method, *options.compare.split(",")) if name]
-        if not methods:
+        names = [name for name in (options.method, *options.compare.split(",")) if name]
+        if not names:
             raise ValueError("name a method with --method, or several with --compare a,b,c")
-        reports = _reports(options, list(dict.fromkeys(methods)), arguments)
+        everything = list(catalog.METHODS) if "all" in names else []
+        methods = list(dict.fromkeys(name for name in (*names, *everything) if name != "all"))
+        chosen = _arguments_of(options, methods, arguments, strict="all" not in names)
+        if options.batch is None:
+            return _print(options, [_report(options, m, own) for m, own in chosen.items()])
+        return _print_steps(options, chosen)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if options.json:
-        content = [report.to_dict() for report in reports]
-        print(json.dumps(content if len(content) > 1 else content[0], indent=2))
-        return 0
-    return _show(options, reports)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m memopt.accounting",
-        description="Bytes of weights, gradients and optimizer state, by formula.",
+        description="Bytes of weights, gradients and optimizer state by formula; of a whole step.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -58,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--method", help=f"one of: {', '.join(catalog.METHODS)}")
     parser.add_argument(
-        "--compare", default="", metavar="A,B,C", help="several methods, one row each"
+        "--compare", default="", metavar="A,B,C", help="several methods, one row each; or all"
     )
     parser.add_argument(
         "--dtype", help=f"of weights and gradients: {', '.join(DTYPES)} (default float32)"
@@ -72,8 +75,33 @@ def _parser() -> argparse.ArgumentParser:
         "--convention",
         help=f"count as a paper does, in its precision and unit: {', '.join(CONVENTIONS)}",
     )
+    parser.add_argument("--batch", type=int, help="sequences in a micro-batch: counts activations")
+    parser.add_argument("--seq", type=int, help="tokens in a sequence")
+    parser.add_argument("--micro-batches", type=int, default=1, help="in one step (default 1)")
+    parser.add_argument(
+        "--checkpointing", action="store_true", help="recompute activations in backward"
+    )
+    parser.add_argument("--attention", default="sdpa", help="sdpa (default) or eager")
+    parser.add_argument("--memory", metavar="24GB", help="does it fit, and with which batch")
     parser.add_argument("--json", action="store_true", help="print JSON, bytes as integers")
     return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Options that need each other, and those that every method shares."""
+    if (options.batch is None) != (options.seq is None):
+        raise ValueError("--batch and --seq belong together: activations need both")
+    if options.memory is not None:
+        options.memory = parse(options.memory)
+        if options.batch is None:
+            raise ValueError("--memory needs --batch and --seq: activations decide what fits")
+    if options.convention and options.batch is not None:
+        raise ValueError("--convention counts no activations: leave out --batch and --seq")
+    if options.dtype is not None and options.dtype not in DTYPES:
+        raise unknown("dtype", options.dtype, DTYPES)
+    word = options.targets
+    options.targets = word if word in ("auto", "all-linear") else word.split(",")
+    shapes.module_of(options.model)  # its errors first: they are no method's fault
 
 
 def _method_arguments(words: list[str]) -> dict[str, Any]:
@@ -95,44 +123,53 @@ def _method_arguments(words: list[str]) -> dict[str, Any]:
     return arguments
 
 
-def _reports(
-    options: argparse.Namespace, methods: list[str], arguments: dict[str, Any]
-) -> list[Report]:
-    """One report a method; in a comparison a method gets those arguments that it knows."""
-    dtype = options.dtype
+def _arguments_of(
+    options: argparse.Namespace, methods: list[str], given: dict[str, Any], *, strict: bool
+) -> dict[str, dict[str, Any]]:
+    """Each method with those of the arguments that it knows.
+
+    Raises:
+        ValueError: an argument that no method knows; with ``strict``, one that a method lacks
+            (otherwise that method is left out, with a line on stderr).
+    """
     if options.convention:
-        rule = convention(options.convention)
-        dtype = dtype or rule.dtype
-        arguments = {"storage": rule.storage} | arguments
+        given = {"storage": convention(options.convention).storage} | given
     known = {method: catalog.get(method).arguments() for method in methods}
     everything = sorted({name for names in known.values() for name in names})
-    for key in arguments:
+    for key in given:
         if key not in everything and key != "storage":
             raise unknown(f"argument of {', '.join(methods)}", key, everything)
-    word = options.targets
-    targets = word if word in ("auto", "all-linear") else word.split(",")
-    shapes.module_of(options.model)  # its errors first: they are no method's fault
-    reports = []
+    chosen = {}
     for method in methods:
-        own = {key: value for key, value in arguments.items() if key in known[method]}
+        own = {key: value for key, value in given.items() if key in known[method]}
         try:
-            reports.append(predict(options.model, method, dtype, targets=targets, **own))
-        except ValueError as error:
-            raise ValueError(f"{method}: {error}") from None
-    return reports
+            predict(options.model, method, options.dtype, targets=options.targets, **own)
+        except (ValueError, TypeError) as error:
+            if strict:
+                raise ValueError(f"{method}: {error}") from None
+            print(f"left out: {method}: {error}", file=sys.stderr)
+        else:
+            chosen[method] = own
+    return chosen
 
 
-def _show(options: argparse.Namespace, reports: list[Report]) -> int:
-    try:
-        from rich.console import Console
-    except ModuleNotFoundError:
-        print(
-            "error: the table needs the package rich (pip install rich); or use --json",
-            file=sys.stderr,
-        )
-        return 2
-    console = Console()
-    console.print(reports[0] if len(reports) == 1 else _comparison(options.model, reports))
+def _report(options: argparse.Namespace, method: str, own: dict[str, Any]) -> Report:
+    dtype = options.dtype
+    if options.convention:
+        dtype = dtype or convention(options.convention).dtype
+    return predict(options.model, method, dtype, targets=options.targets, **own)
+
+
+def _print(options: argparse.Namespace, reports: list[Report]) -> int:
+    """What training holds, without activations."""
+    if options.json:
+        content = [report.to_dict() for report in reports]
+        print(json.dumps(content if len(content) > 1 else content[0], indent=2))
+        return 0
+    from memopt.accounting import tables
+
+    console = tables.console()
+    console.print(reports[0] if len(reports) == 1 else tables.comparison(options.model, reports))
     if options.convention:
         rule = convention(options.convention)
         console.print(f"counted as {rule.name}: {' + '.join(rule.counts)} in {rule.unit}")
@@ -142,21 +179,31 @@ def _show(options: argparse.Namespace, reports: list[Report]) -> int:
     return 0
 
 
-def _comparison(model: str, reports: list[Report]) -> Table:
-    """One row a method, with the total as a share of the first one's."""
-    from rich.table import Table
+def _print_steps(options: argparse.Namespace, chosen: dict[str, dict[str, Any]]) -> int:
+    """Whole steps, and whether they fit."""
+    from memopt.accounting import fit
 
-    first = reports[0]
-    unit = table_unit(max(report.total for report in reports))
-    table = Table(title=f"{model} · {first.elements / 1e6:,.2f} M weights · {first.dtype}, {unit}")
-    table.add_column("method")
-    for heading in (*PARTS, "total", f"of {first.method}"):
-        table.add_column(heading, justify="right")
-    for report in reports:
-        figures = [getattr(report, part) for part in (*PARTS, "total")]
-        cells = [f"{convert(value, unit):,.3f}" for value in figures]
-        table.add_row(report.method, *cells, f"{report.total / first.total:.1%}")
-    return table
+    work = {name: getattr(options, name) for name in WORK}
+    dtype = options.dtype or "float32"
+    steps = [
+        fit.step(options.model, method, dtype, targets=options.targets, **work, **own)
+        for method, own in chosen.items()
+    ]
+    batches = None if options.memory is None else [s.largest_batch(options.memory) for s in steps]
+    if options.json:
+        content = [step.to_dict() for step in steps]
+        for row, largest in zip(content, batches or [], strict=False):
+            row |= {"memory": options.memory, "largest_batch": largest}
+        print(json.dumps(content if len(content) > 1 else content[0], indent=2))
+        return 0
+    from memopt.accounting import tables
+
+    console = tables.console()
+    console.print(tables.whole_steps(options.model, steps, options.memory, batches))
+    if batches is not None:
+        for line in tables.verdict(steps, options.memory, batches):
+            console.print(line)
+    return 0
 
 
 if __name__ == "__main__":

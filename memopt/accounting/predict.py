@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -78,20 +78,17 @@ def predict(
     rows: list[GroupBytes] = []
     tensors: Counter[str] = Counter()
 
-    def transients() -> dict[str, int]:
-        """The largest in each group; rows are in the order of the optimizer's parameters."""
+    def updates() -> Iterator[tuple[str, tuple[int, ...], int]]:
+        """Rows are in the order of the optimizer's parameters."""
         if entry.kind == "adapter":
             made = transient.derive_adapter(entry, _twin(module, worked), targets, given)
         else:
             worker = catalog.get("adamw") if entry.kind == "distributed" else entry
             made = transient.derive(worker, optimizer.param_groups, given)
+        params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         sizes = chain.from_iterable(made)
-        labelled = list(zip((row.name for row in rows), sizes, strict=True))
-        return {
-            label: max(size for name, size in labelled if name == label)
-            for label in LABELS
-            if any(row.name == label for row in rows)
-        }
+        for row, param, nbytes in zip(rows, params, sizes, strict=True):
+            yield row.name, tuple(param.shape), nbytes
 
     for group in optimizer.param_groups:
         for param in group["params"]:
@@ -108,7 +105,7 @@ def predict(
         gradient_rule=RELEASED if released else KEPT,
         groups=by_label(rows, released=released),
         tensors=dict(tensors),
-        probe=transients,
+        probe=updates,
     )
 
 

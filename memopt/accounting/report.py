@@ -12,6 +12,7 @@ from memopt.accounting.units import PARTS, Convention, convert, table_unit
 if TYPE_CHECKING:
     from rich.table import Table
 
+Probe = Callable[[], Iterable[tuple[str, tuple[int, ...], int]]]
 LABELS = ("treated", "other", "frozen")
 
 
@@ -69,7 +70,7 @@ class Report:
         gradient_rule: in words, which gradients those are.
         groups: the same bytes for each parameter group.
         tensors: bytes of optimizer state by the name of the state tensor.
-        probe: finds `transients`; None where they are unknown (measured reports).
+        probe: finds `updates`; None where they are unknown (measured reports).
     """
 
     source: str
@@ -81,12 +82,20 @@ class Report:
     gradient_rule: str
     groups: tuple[GroupBytes, ...]
     tensors: dict[str, int] = field(default_factory=dict)
-    probe: Callable[[], dict[str, int]] | None = field(default=None, repr=False, compare=False)
+    probe: Probe | None = field(default=None, repr=False, compare=False)
 
     @cached_property
+    def updates(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+        """Group, shape and largest transient of each parameter's update; found at first use."""
+        return tuple(self.probe()) if self.probe else ()
+
+    @property
     def transients(self) -> dict[str, int]:
-        """Largest transient of one parameter's update, in each group; found at first use."""
-        return self.probe() if self.probe else {}
+        """Largest transient of one parameter's update, in each group."""
+        largest: dict[str, int] = {}
+        for label, _, nbytes in self.updates:
+            largest[label] = max(largest.get(label, 0), nbytes)
+        return largest
 
     @property
     def transient(self) -> int | None:

@@ -67,6 +67,24 @@ def read(source: str | Path) -> dict[str, Any]:
     return config
 
 
+def fields_of(model: Any) -> dict[str, Any]:
+    """The fields of a configuration: of whatever `module_of` takes, except a module.
+
+    Raises:
+        ConfigError, ValueError, TypeError: as `module_of`.
+    """
+    if isinstance(model, (str, Path)):
+        return read(model)
+    if isinstance(model, Mapping):
+        return dict(model)
+    if hasattr(model, "to_dict"):
+        return dict(model.to_dict())
+    raise TypeError(
+        f"model is a {type(model).__name__}; expected a torch module, a shape's name, a "
+        "configuration (object, mapping, JSON file or directory)"
+    )
+
+
 def module_of(model: Any) -> nn.Module:
     """The module to account for, from whatever names or describes it.
 
@@ -81,13 +99,4 @@ def module_of(model: Any) -> nn.Module:
     """
     if isinstance(model, nn.Module):
         return model
-    if isinstance(model, (str, Path)):
-        return skeleton(read(model))
-    if isinstance(model, Mapping):
-        return skeleton(model)
-    if hasattr(model, "to_dict"):
-        return skeleton(model.to_dict())
-    raise TypeError(
-        f"model is a {type(model).__name__}; expected a torch module, a shape's name, a "
-        "configuration (object, mapping, JSON file or directory)"
-    )
+    return skeleton(fields_of(model))

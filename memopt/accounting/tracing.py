@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 
 from memopt import catalog
+from memopt.accounting.course import default_dtype, tracing_errors
 from memopt.accounting.live import tensors_in
 from memopt.accounting.measure import measure
 from memopt.accounting.predict import ANY_LR, dtype_name
-from memopt.errors import UnsupportedCombination, unknown
+from memopt.errors import unknown
 from memopt.params import Targets
 
 KINDS = ("weights", "gradients", "states", "activations", "temporaries", "other")
@@ -160,8 +160,8 @@ def trace(
     entry = catalog.get(method)
     if entry.timing == "in backward":
         arguments = {"micro_batches": micro_batches} | arguments
-    with FakeTensorMode(allow_non_fake_inputs=True), _tracing_errors():
-        with _default_dtype(BUILD_DTYPES[dtype]):
+    with FakeTensorMode(allow_non_fake_inputs=True), tracing_errors():
+        with default_dtype(BUILD_DTYPES[dtype]):
             model = build_model()
         tracker = _Tracker()
         # before the optimizer's own hooks, which may release the gradient
@@ -225,24 +225,3 @@ def _output_loss(model: nn.Module, batch: Any) -> Tensor:
             "labels in the batch?); pass loss=function of model and batch"
         )
     return value
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def _tracing_errors() -> Any:
-    try:
-        yield
-    except DataDependentOutputException as error:
-        raise UnsupportedCombination(
-            f"the step decides by the values of tensors ({error.func}), which a trace does not "
-            "have. Measure such a step on a device, or predict its states."
-        ) from error

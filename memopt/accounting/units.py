@@ -6,6 +6,7 @@ here, so that a number can be compared with a printed one without guessing.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from memopt.errors import unknown
@@ -21,9 +22,30 @@ def convert(nbytes: float, unit: str) -> float:
     return nbytes / UNITS[unit]
 
 
+def parse(text: str) -> int:
+    """``24GB`` or ``24 GiB`` in bytes.
+
+    Raises:
+        ValueError: no number and unit of `UNITS`.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    if not found:
+        raise ValueError(f"memory is {text!r}; expected a number and a unit, such as 24GB")
+    number, unit = found.groups()
+    if unit not in UNITS:
+        raise unknown("unit", unit, UNITS)
+    return int(float(number) * UNITS[unit])
+
+
 def table_unit(nbytes: float) -> str:
     """The largest binary unit in which a table's largest figure is at least 1."""
     return next((unit for unit in ("GiB", "MiB", "KiB") if nbytes >= UNITS[unit]), "B")
+
+
+def decimal(nbytes: float) -> str:
+    """Bytes in GB or MB of 10**9 and 10**6 bytes, four digits."""
+    unit = "GB" if nbytes >= UNITS["GB"] else "MB"
+    return f"{convert(nbytes, unit):.4g} {unit}"
 
 
 @dataclass(frozen=True)
