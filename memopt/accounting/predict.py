@@ -73,7 +73,7 @@ def predict(
     held, worked = DTYPES[dtype] if dtype else (None, None)
     # built for a twin: no hook and no adapter ever touches the caller's model
     given = {"lr": ANY_LR} | arguments
-    optimizer = _optimizer(entry, _twin(module, worked), targets, given, processes)
+    optimizer, kept_here = _optimizer(entry, _twin(module, worked), targets, given, processes)
     released = _releases(entry, arguments)
     rows: list[GroupBytes] = []
     tensors: Counter[str] = Counter()
@@ -92,7 +92,8 @@ def predict(
 
     for group in optimizer.param_groups:
         for param in group["params"]:
-            row, kept = _of_parameter(optimizer, group, param, held)
+            stateful = id(param) in kept_here
+            row, kept = _of_parameter(optimizer, group, param, held, stateful=stateful)
             rows.append(row)
             tensors.update(kept)
     return Report(
@@ -159,20 +160,20 @@ def _twin(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 
 
 def _of_parameter(
-    optimizer: Optimizer, group: dict[str, Any], param: Tensor, held: torch.dtype | None
+    optimizer: MemoptOptimizer,
+    group: dict[str, Any],
+    param: Tensor,
+    held: torch.dtype | None,
+    *,
+    stateful: bool,
 ) -> tuple[GroupBytes, dict[str, int]]:
     """The bytes of one parameter, and those of its state by tensor name."""
     label = label_of(optimizer, param, group)
     weights = param.numel() * (held or param.dtype).itemsize
     if label == "frozen":
         return GroupBytes(label, 1, param.numel(), weights), {}
-    if isinstance(optimizer, MemoptOptimizer):
-        kept, projections = _declared(optimizer, group, param)
-    else:
-        state = optimizer.state[param].items()
-        kept = {key: value.nbytes for key, value in state if isinstance(value, Tensor)}
-        projections = 0
-    if held not in (None, param.dtype):
+    kept, projections = _declared(optimizer, group, param) if stateful else ({}, 0)
+    if stateful and held not in (None, param.dtype):
         kept["master"] = param.numel() * param.dtype.itemsize
     states = sum(kept.values()) - projections
     return GroupBytes(label, 1, param.numel(), weights, weights, states, projections), kept
@@ -195,33 +196,19 @@ def _declared(
 
 def _optimizer(
     entry: catalog.Method, twin: nn.Module, targets: Any, arguments: dict[str, Any], processes: int
-) -> Optimizer:
-    """The method's optimizer for a model on the meta device, which shows what it keeps."""
-    if entry.kind == "distributed":
-        optimizer: Optimizer = AdamW(entry.groups(twin, targets), **arguments)
-        shares = entry.load().shares(optimizer.param_groups, processes)  # type: ignore[attr-defined]
+) -> tuple[MemoptOptimizer, set[int]]:
+    """The method's optimizer for a model on the meta device, and whose states a process keeps."""
+    if entry.kind == "distributed":  # its own needs a process group; it keeps what AdamW keeps
+        worker = AdamW(entry.groups(twin, targets), **arguments)
+        shares = entry.load().shares(worker.param_groups, processes)  # type: ignore[attr-defined]
         trained = [[p for p in share if p.requires_grad] for share in shares]
-        _reveal_state(max(trained, key=lambda share: sum(p.numel() for p in share)), optimizer)
-        return optimizer
+        fullest = max(trained, key=lambda share: sum(p.numel() for p in share))
+        return worker, {id(param) for param in fullest}
     if processes != 1:
         raise ValueError(
             f"processes={processes}: {entry.name} keeps the same on every process; only "
             "zero1_adamw divides its state"
         )
     optimizer = entry.build(twin, targets, arguments)
-    if not isinstance(optimizer, MemoptOptimizer):
-        every = (p for group in optimizer.param_groups for p in group["params"])
-        _reveal_state([p for p in every if p.requires_grad], optimizer)
-    return optimizer
-
-
-def _reveal_state(params: list[Tensor], optimizer: Optimizer) -> None:
-    """Lets an optimizer without declaration (torch's own) show what it keeps for parameters.
-
-    One step on the meta device makes its state, in its own shapes and dtypes; no element exists.
-    """
-    for param in params:
-        param.grad = torch.zeros_like(param)
-    optimizer.step()
-    for param in params:
-        param.grad = None
+    assert isinstance(optimizer, MemoptOptimizer)
+    return optimizer, {id(p) for group in optimizer.param_groups for p in group["params"]}

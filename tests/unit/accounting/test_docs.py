@@ -29,6 +29,6 @@ def test_tables_have_every_method_and_convention(page: str) -> None:
 def test_commands_run(page: str, capsys) -> None:
     commands = re.findall(r"^\$ python -m memopt\.accounting (.+)$", page, flags=re.MULTILINE)
     runnable = [shlex.split(command) for command in commands if "path/to" not in command]
-    assert len(runnable) == 2
+    assert len(runnable) == 3
     for words in runnable:
         assert main(words) == 0

@@ -72,7 +72,7 @@ def test_largest_batch_fits_and_one_more_does_not(method: str, checkpointing: bo
 def test_an_encoder_and_mixed_precision() -> None:
     small = shapes.named("minilm_l6") | {"num_hidden_layers": 2, "vocab_size": 100}
     plain, mixed = (step(small, "adamw", dtype, **WORK) for dtype in ("float32", "mixed"))
-    assert mixed.activations < 0.6 * plain.activations  # the loss and masks stay wide
+    assert mixed.activations < 0.7 * plain.activations  # the loss and masks stay wide
     assert mixed.report.states > plain.report.states
 
 
