@@ -10,7 +10,11 @@ from tools import architecture
 # memopt is a library for other people's training loops: it must not drag anything in.
 LIBRARIES_OF_MEMOPT = {"torch", "numpy", "pywt"}
 # Met only by who asks for it, with a plain message where it is missing.
-OPTIONAL = {"memopt.accounting": {"rich"}, "memopt.adapters": {"peft"}}
+OPTIONAL = {
+    "memopt.accounting": {"rich"},
+    "memopt.accounting.real": {"transformers"},
+    "memopt.adapters": {"peft"},
+}
 FOREIGN = {
     "rich",
     "peft",
