@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from memopt.blocks import block_groups
 from memopt.catalog import METHODS, create
 from memopt.errors import NonFiniteGradientError, UnsupportedCombination
 from memopt.params import param_groups
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from memopt.adapters import LoRA, ReLoRA, merge_adapters
     from memopt.backward import accumulate_in_backward, update_in_backward
     from memopt.optimizers.adalomo import AdaLomo
+    from memopt.optimizers.adam_mini import AdamMini
     from memopt.optimizers.adama import AdamA
     from memopt.optimizers.adamw import AdamW
     from memopt.optimizers.apollo import APOLLO, APOLLOMini
@@ -33,6 +35,7 @@ __all__ = [
     "APOLLOMini",
     "AdaLomo",
     "AdamA",
+    "AdamMini",
     "AdamW",
     "Fira",
     "GaLore",
@@ -44,6 +47,7 @@ __all__ = [
     "ZeRO1AdamW",
     "accumulate_in_backward",
     "accounting",
+    "block_groups",
     "create",
     "merge_adapters",
     "param_groups",

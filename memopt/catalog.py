@@ -88,13 +88,18 @@ class Method:
         """Parameter groups of a model for this method.
 
         Methods that treat every parameter alike (AdamW, AdamA, LOMO, AdaLomo) have no use for
-        ``targets`` and get all parameters in one group; the others get `memopt.param_groups`.
+        ``targets`` and get all parameters in one group; Adam-mini, which treats all too, has a
+        partition of its own (`memopt.block_groups`); the others get `memopt.param_groups`.
         """
         if self.kind == "adapter":
             raise UnsupportedCombination(
                 f"{self.title} takes the model itself and makes its groups while it adds adapters: "
                 f"memopt.create({self.name!r}, model)"
             )
+        partition = getattr(self.load(), "partition", None)
+        if partition is not None:
+            groups: list[dict[str, Any]] = partition(model)
+            return groups
         if getattr(self.load(), "min_ndim", 0) == 0:
             return [{"params": list(model.named_parameters())}]
         return param_groups(model, targets)
@@ -219,6 +224,11 @@ METHODS: dict[str, Method] = {
             "muon", "Muon", "memopt.optimizers.muon:Muon", "https://kellerjordan.github.io/posts/muon/",
             "full", "momentum, orthogonalised", _KEPT, "step", "mn",
             limits={"one_dim": _PLAIN, "accumulation": _WHOLE},
+        ),
+        Method(
+            "adam_mini", "Adam-mini", "memopt.optimizers.adam_mini:AdamMini", "2406.16793",
+            "full", "Adam, v of blocks", _KEPT, "step", "mn + blocks",
+            limits={"accumulation": _WHOLE},
         ),
         Method(
             "foam", "FOAM", "memopt.optimizers.foam:FOAM", "2512.07112",

@@ -89,6 +89,13 @@ def _tree(**children: nn.Module) -> nn.Module:
     return node
 
 
+def _attention(head_dim: int, **children: nn.Module) -> nn.Module:
+    """A `_tree` that knows the size of its heads, as transformers' attention does."""
+    node = _tree(**children)
+    node.head_dim = head_dim  # type: ignore[assignment]
+    return node
+
+
 class _Causal(nn.Module):
     """Body and output head of a causal language model; the head is found as in transformers."""
 
@@ -116,7 +123,8 @@ def _llama(fields: _Fields, qkv_bias: bool = False) -> nn.Module:
 
     def layer() -> nn.Module:
         return _tree(
-            self_attn=_tree(
+            self_attn=_attention(
+                width,
                 q_proj=nn.Linear(hidden, query, qkv_bias),
                 k_proj=nn.Linear(hidden, key, qkv_bias),
                 v_proj=nn.Linear(hidden, key, qkv_bias),
@@ -142,6 +150,7 @@ def _llama(fields: _Fields, qkv_bias: bool = False) -> nn.Module:
 
 def _bert(fields: _Fields) -> nn.Module:
     hidden, inner = fields.size("hidden_size"), fields.size("intermediate_size")
+    width = max(hidden // fields.size("num_attention_heads"), 1)
 
     def output(width: int) -> nn.Module:
         return _tree(dense=nn.Linear(width, hidden), LayerNorm=nn.LayerNorm(hidden))
@@ -149,7 +158,7 @@ def _bert(fields: _Fields) -> nn.Module:
     def layer() -> nn.Module:
         projections = {name: nn.Linear(hidden, hidden) for name in ("query", "key", "value")}
         return _tree(
-            attention=_tree(self=_tree(**projections), output=output(hidden)),
+            attention=_tree(self=_attention(width, **projections), output=output(hidden)),
             intermediate=_tree(dense=nn.Linear(hidden, inner)),
             output=output(inner),
         )
@@ -163,6 +172,12 @@ def _bert(fields: _Fields) -> nn.Module:
     layers = nn.ModuleList(layer() for _ in range(fields.size("num_hidden_layers")))
     pooler = _tree(dense=nn.Linear(hidden, hidden))
     return _tree(embeddings=embeddings, encoder=_tree(layer=layers), pooler=pooler)
+
+
+def _unet_head(fields: _Fields, channels: int) -> int:
+    """Channels of an attention head: 8 by default, all of them where the field is null."""
+    null = "attention_head_dim" in fields.config and fields.config["attention_head_dim"] is None
+    return fields.size("attention_head_dim", channels if null else 8)
 
 
 def _unet(fields: _Fields) -> nn.Module:
@@ -184,7 +199,9 @@ def _unet(fields: _Fields) -> nn.Module:
     def attention(channels: int) -> nn.Module:
         projections = {n: nn.Linear(channels, channels) for n in ("to_q", "to_k", "to_v")}
         to_out = nn.ModuleList([nn.Linear(channels, channels)])
-        return _tree(group_norm=nn.GroupNorm(1, channels), **projections, to_out=to_out)
+        norm = nn.GroupNorm(1, channels)
+        width = _unet_head(fields, channels)
+        return _attention(width, group_norm=norm, **projections, to_out=to_out)
 
     def block(inputs: list[int], out: int, attends: bool, sampler: str | None) -> nn.Module:
         parts: dict[str, nn.Module] = {}

@@ -53,6 +53,8 @@ VARIANTS: dict[str, Variant] = {
     "apollo mini": ("apollo_mini", {"update_interval": 3}),
     "muon": ("muon", {}),
     "muon reference": ("muon", {"precision": "bfloat16", "nesterov": False, "adam_scale": 0.5}),
+    "adam_mini": ("adam_mini", {}),
+    "adam_mini tensor": ("adam_mini", {"block": "tensor"}),
     "foam": ("foam", {"level": 2}),
     "foam paper": ("foam", {"level": 1, "second_moment": "paper", "residual_scale": 0.5}),
 }  # fmt: skip

@@ -220,6 +220,10 @@ def closed_form(method: str, model: nn.Module) -> int:
         elif treated and method in ("gwt", "foam"):
             rows, columns = param.shape
             numbers += 2 * rows * halved(columns, LEVEL) + (method == "gwt")
+        elif method == "adam_mini":  # one number a head of 8 rows, a row, or a norm
+            rows = param.shape[0] if param.ndim > 1 else 1
+            heads = "q_proj" in name or "k_proj" in name
+            numbers += param.numel() + (rows // 8 if heads else rows)
         elif treated and method == "muon":
             numbers += param.numel()
         elif treated and method in ("lora", "relora"):
