@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from memopt.states import sharding
+
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Tensors in a value: itself, in containers, or in the fields of an object of state."""
@@ -28,8 +30,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def fresh_bytes(tensor: Tensor, seen: set[int]) -> int:
-    """Bytes of the tensor's storage, 0 if it was counted before."""
-    storage = tensor.untyped_storage()
+    """Bytes of the tensor's storage on this process, 0 if it was counted before."""
+    storage = sharding.local(tensor).untyped_storage()
     if storage._cdata in seen:
         return 0
     seen.add(storage._cdata)

@@ -10,6 +10,7 @@ from torch import Tensor
 from memopt.backward.handle import Handle
 from memopt.errors import UnsupportedCombination
 from memopt.rules import adam
+from memopt.states import sharding
 
 
 class AccumulateInBackward(Handle):
@@ -56,12 +57,14 @@ class AccumulateInBackward(Handle):
             state["step"] += 1
             if self.exchange is not None:
                 self.exchange.opened(self, param)
-        grad = optimizer.prepared(grad, param, group)
-        if optimizer.treats(param, group):
-            with optimizer.decompositions(param):
-                optimizer.accumulate(grad, state, group, param, first=first)
-        else:
-            adam.fold(grad, state, group["betas"], first=first)
+        treated = optimizer.treats(param, group)
+        with sharding.part(optimizer, param, grad, state, group) as part:
+            grad = optimizer.prepared(part.grad, part.param, part.group)
+            if treated:
+                with optimizer.decompositions(part.param):
+                    optimizer.accumulate(grad, part.state, part.group, part.param, first=first)
+            else:
+                adam.fold(grad, part.state, part.group["betas"], first=first)
 
     def _close(self) -> None:
         for param in self.params():
@@ -72,19 +75,23 @@ class AccumulateInBackward(Handle):
         self._refuse_partial_gradients()
         if self.exchange is not None:
             self.exchange.closing(self)
-        optimizer = self.optimizer
         for param in self.params():
             if param in self.open:
-                group, state = self.group_of(param), optimizer.state[param]
-                if optimizer.treats(param, group):
-                    update = optimizer.finish(state, group, param)
-                else:
-                    answer = adam.settled(None, state, group)
-                    update = answer.value.mul_(answer.step_size)
-                optimizer.apply(param, update, state, group)
+                self._move(param, self.group_of(param))
         if self.exchange is not None:
             self.exchange.closed(self)
         self._reset()
+
+    def _move(self, param: Tensor, group: dict[str, Any]) -> None:
+        """Updates one weight from its state."""
+        optimizer, treated = self.optimizer, self.optimizer.treats(param, group)
+        with sharding.part(optimizer, param, None, optimizer.state[param], group) as part:
+            if treated:
+                update = optimizer.finish(part.state, part.group, part.param)
+            else:
+                answer = adam.settled(None, part.state, part.group)
+                update = answer.value.mul_(answer.step_size)
+            optimizer.apply(part.param, update, part.state, part.group)
 
     def _refuse_partial_gradients(self) -> None:
         """A parameter with more gradients than there were backward passes got them in parts."""

@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from memopt.backward import guards
 from memopt.errors import MiniBatchError, NonFiniteGradientError, UnsupportedCombination
+from memopt.states import sharding
 
 # parameter -> weak reference to the handle that consumes its gradients
 _OWNERS: Any = WeakTensorKeyDictionary()
@@ -186,8 +187,7 @@ class Handle:
         assert grad is not None
         if grad.is_sparse:
             return torch.zeros(())  # the optimizer refuses it, in better words
-        precise = torch.float64 if grad.dtype is torch.float64 else torch.float32
-        square = torch.linalg.vector_norm(grad, dtype=precise).square()
+        square = sharding.square_of(grad)
         before = self.squares.get(grad.device)
         self.squares[grad.device] = square if before is None else before + square
         return square
@@ -233,7 +233,8 @@ class Handle:
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
-            if guards.in_reentrant_backward():
+            # FSDP2 calls the hook itself, with whole gradients, from a backward of its own
+            if not sharding.is_sharded(param) and guards.in_reentrant_backward():
                 self._reentrant = True
             else:
                 self._passes.add(task)

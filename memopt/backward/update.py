@@ -10,6 +10,7 @@ from torch import Tensor
 
 from memopt.backward.handle import Handle
 from memopt.errors import UnsupportedCombination
+from memopt.states import sharding
 
 NORM_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -150,8 +151,8 @@ class UpdateInBackward(Handle):
 
 
 def _scale(param: Tensor, factor: Tensor) -> None:
-    assert param.grad is not None
-    param.grad.mul_(factor.to(param.grad))
+    grad = sharding.local(param.grad)
+    grad.mul_(factor.to(grad))
 
 
 def update_in_backward(

@@ -17,6 +17,7 @@ from memopt.backward.accumulate import AccumulateInBackward
 from memopt.backward.handle import Handle
 from memopt.errors import MiniBatchError, UnsupportedCombination
 from memopt.optimizers.adama import AdamA
+from memopt.states import sharding
 
 Group = distributed.ProcessGroup | None
 
@@ -175,6 +176,8 @@ def _install(optimizer: torch.optim.Optimizer, kind: type[ReduceGradients], grou
             f"{name} updates in step(): wrap the model in DistributedDataParallel or FSDP instead, "
             "or call memopt.update_in_backward(optimizer) first."
         )
+    if any(sharding.is_sharded(param) for param in handle.params()):
+        raise UnsupportedCombination(f"{name}: FSDP2 averages gradients already; leave this out.")
     if kind is not ReduceGradients and not isinstance(handle, AccumulateInBackward):
         raise UnsupportedCombination(
             f"{name} does not keep all of a mini-batch in its state (AdamA does); "

@@ -76,6 +76,12 @@ class AdamA(MemoptOptimizer):
         """Both moments in the shape of the weight."""
         return adam.buffers(shape)
 
+    def row_block(
+        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Element by element."""
+        return group
+
     def no_accumulation(self, group: dict[str, Any]) -> str | None:
         """Nothing speaks against it."""
         return None

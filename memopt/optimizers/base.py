@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from memopt.errors import NonFiniteGradientError, UnsupportedCombination, unknown
-from memopt.optimizers import loading, rounding
+from memopt.optimizers import finite, loading, rounding
 from memopt.optimizers.arguments import COMMON_DEFAULTS, NONFINITE, Common, positive
 from memopt.rules import adam
-from memopt.states import STORAGES, Buffer, allocate, compute_dtype
+from memopt.states import STORAGES, Buffer, allocate, compute_dtype, sharding
 
 # keys that torch, its schedulers and `param_groups` put beside a method's own
 GROUP_KEYS = {"params", "param_names", "treated", "name", "initial_lr"}
@@ -90,6 +90,22 @@ class MemoptOptimizer(torch.optim.Optimizer):
             What is subtracted from the weight (learning rate included).
         """
         raise NotImplementedError
+
+    def row_block(
+        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Under FSDP2: hyperparameters with which a block of rows is updated without the others.
+
+        None (default): the update gets the whole parameter, gathered. A method may return its
+        group where ``update`` needs nothing from other rows at this step, or only what
+        `memopt.states.sharding` sums up for it; moments in the shape (rows, ...) are then local.
+
+        Args:
+            param: the sharded parameter, whose shape is that of all rows.
+            state: its state, with the step of this update.
+            group: hyperparameters.
+        """
+        return None
 
     def no_accumulation(self, group: dict[str, Any]) -> str | None:
         """Why a group cannot take `memopt.accumulate_in_backward`; None where it can.
@@ -198,7 +214,19 @@ class MemoptOptimizer(torch.optim.Optimizer):
 
     def name_of(self, param: Tensor) -> str:
         """The parameter's name; its position where the caller gave no names."""
+        if id(param) not in self._names:  # accelerate puts FSDP2's parameters in place of ours
+            for index in range(len(self.param_groups)):
+                self._remember_names(index)
         return self._names.get(id(param), "<unknown parameter>")
+
+    @contextmanager
+    def named(self, tensor: Tensor, name: str) -> Iterator[None]:
+        """Lets a tensor that stands for a parameter have its name."""
+        self._names[id(tensor)] = name
+        try:
+            yield
+        finally:
+            del self._names[id(tensor)]
 
     def treats(self, param: Tensor, group: dict[str, Any]) -> bool:
         """Whether the method's algorithm, not plain Adam, updates this parameter."""
@@ -262,15 +290,16 @@ class MemoptOptimizer(torch.optim.Optimizer):
 
     def step_parameter(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """One logical update of one parameter; the timing engine calls this from its hooks."""
-        state = self.state_of(param, group)
+        state, treated = self.state_of(param, group), self.treats(param, group)
         state["step"] += 1
-        grad = self.prepared(grad, param, group)
-        if self.treats(param, group):
-            with self.decompositions(param):
-                update = self.update(grad, state, group, param)
-        else:
-            update = self._plain_update(grad, state, group)
-        self.apply(param, update, state, group)
+        with sharding.part(self, param, grad, state, group) as part:
+            grad = self.prepared(part.grad, part.param, part.group)
+            if treated:
+                with self.decompositions(part.param):
+                    update = self.update(grad, part.state, part.group, part.param)
+            else:
+                update = self._plain_update(grad, part.state, part.group)
+            self.apply(part.param, update, part.state, part.group)
 
     @contextmanager
     def decompositions(self, param: Tensor) -> Iterator[None]:
@@ -303,7 +332,8 @@ class MemoptOptimizer(torch.optim.Optimizer):
         if not state:
             state["step"] = 0
             for key, buffer in self.declared(param, group).items():
-                state.update(allocate(key, buffer, group.get("storage", "float32"), param))
+                fresh = allocate(key, buffer, group.get("storage", "float32"), param)
+                state.update({name: sharding.placed(x, param) for name, x in fresh.items()})
         return state
 
     def _plain_update(self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
@@ -343,39 +373,8 @@ class MemoptOptimizer(torch.optim.Optimizer):
         param.copy_(weight)
 
     def check_finite(self, work: list[tuple[Tensor, dict[str, Any]]]) -> bool:
-        """Applies the non-finite policy to the gradients of ``(param, group)`` pairs.
-
-        Returns:
-            False where the update must be skipped.
-
-        Raises:
-            NonFiniteGradientError: under ``nonfinite="raise"``, with the first parameter's name.
-        """
-        watched = [
-            (param, group)
-            for param, group in work
-            if group["nonfinite"] != "ignore" and not param.grad.is_sparse  # type: ignore[union-attr]
-        ]
-        if not watched:
-            return True
-        norms = torch._foreach_norm([p.grad for p, _ in watched])  # type: ignore[misc]
-        finite = torch.stack([n.float().isfinite().to(watched[0][0].device) for n in norms])
-        if bool(finite.all()):
-            return True
-        # a norm may overflow where the gradient does not; it is the cheapest screen all the same
-        suspects = [watched[index] for index in torch.nonzero(~finite).flatten().tolist()]
-        bad = [(p, g) for p, g in suspects if not p.grad.isfinite().all()]
-        if not bad:
-            return True
-        param, group = bad[0]
-        if group["nonfinite"] == "raise":
-            raise NonFiniteGradientError(
-                f"the gradient of {self.name_of(param)!r} is not finite; no weight was changed. "
-                "Lower the learning rate, clip gradients, or pass nonfinite='skip'."
-            )
-        for each in self.param_groups:
-            each["skipped_steps"] += 1
-        return False
+        """Applies the non-finite policy to gradients, see `memopt.optimizers.finite.check`."""
+        return finite.check(self, work)
 
     # ---- checkpoints -----------------------------------------------------------------------
 

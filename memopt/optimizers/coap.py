@@ -110,6 +110,12 @@ class COAP(Projected):
             return coap_tucker.buffers(shape, group)
         return super().buffers(shape, group)
 
+    def row_block(
+        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """As for any projection; the Tucker products of a kernel need all of it."""
+        return None if param.ndim == 4 else self.projected_rows(param, state, group)
+
     def coefficients(self, grad: Tensor, work: Work, *, refresh: bool) -> Tensor:
         """R of a matrix; the Tucker-2 core of a 4-D gradient."""
         state, group, param = work

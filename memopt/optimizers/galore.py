@@ -40,6 +40,12 @@ class GaLore(Projected):
         defaults = {"lr": lr, "rank": rank, "update_interval": update_interval, "scale": scale}
         super().__init__(params, defaults, **common)
 
+    def row_block(
+        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Between refreshes, where the rows are kept."""
+        return self.projected_rows(param, state, group)
+
     def refresh(self, grad: Tensor, basis: Tensor, side: str, work: Work) -> Tensor:
         """The leading singular vectors of the current gradient."""
         return projection.svd_basis(grad, basis.shape[1], side)

@@ -102,6 +102,14 @@ class GWT(MemoptOptimizer):
             return moments
         return {**moments, "update_norm": Buffer((), kind="scalar")}
 
+    def row_block(
+        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Along the last axis rows are independent, under a rule that looks at one at a time."""
+        along_rows = not gwt_options.transposes(matrix_shape(tuple(param.shape)), group)
+        by_rows = rule(group["rule"]).by_rows and group["selection"] == "approximation"
+        return {**group, "axis": "last"} if along_rows and by_rows else None
+
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memopt.states import tensors_of
+from memopt.states import sharding, tensors_of
 
 
 def load(
@@ -34,8 +34,9 @@ def load(
     for param, saved in states(optimizer, final):
         for key, value in saved.items():
             if isinstance(value, Tensor):
-                placed = optimizer.state[param][key].device  # torch keeps step counts on the CPU
-                optimizer.state[param][key] = value.detach().clone().to(placed)
+                device = optimizer.state[param][key].device  # torch keeps step counts on the CPU
+                kept = sharding.placed(value.detach().clone().to(device), param)
+                optimizer.state[param][key] = kept
 
 
 def states(optimizer: Any, state_dict: dict[str, Any]) -> Iterator[tuple[Tensor, dict[str, Any]]]:

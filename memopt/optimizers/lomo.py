@@ -90,6 +90,12 @@ class LOMO(InBackward):
         """None."""
         return {}
 
+    def row_block(
+        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Element by element."""
+        return group
+
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:

@@ -105,6 +105,17 @@ class Projected(MemoptOptimizer):
             **self.rule_of(group).buffers(coefficients),
         }
 
+    def projected_rows(
+        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """`row_block` of methods that do no more than `update`: ``G P`` needs no other rows.
+
+        A refresh needs them, and so does the reduction of rows.
+        """
+        side = self._side(Work(state, group, param))
+        alone = side == "right" and self.rule_of(group).by_rows and not self.due(state, group)
+        return {**group, "side": "right"} if alone else None
+
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:

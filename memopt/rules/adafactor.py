@@ -14,6 +14,7 @@ from memopt.rules.base import Direction
 from memopt.states import Buffer, load, store
 
 limited = False
+by_rows = False
 DECAY_RATE = -0.8
 EPS = 1e-30  # added to squared gradients
 CLIP_THRESHOLD = 1.0  # largest RMS of the update

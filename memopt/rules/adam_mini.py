@@ -16,6 +16,7 @@ from memopt.rules.base import Direction
 from memopt.states import Buffer, load, store
 
 limited = True
+by_rows = True
 
 
 def buffers(shape: tuple[int, ...]) -> dict[str, Buffer]:

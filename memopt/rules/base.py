@@ -39,9 +39,11 @@ class Rule(Protocol):
     Attributes:
         limited: whether the norm-growth limiter of GWT applies (rules that bound their own update
             have none).
+        by_rows: whether the direction of a row depends on that row alone.
     """
 
     limited: bool
+    by_rows: bool
 
     def buffers(self, shape: tuple[int, ...]) -> dict[str, Buffer]:
         """State for coefficients of this shape."""

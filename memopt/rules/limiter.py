@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memopt.states import sharding
+
 EPS = 1e-8
 
 
@@ -22,7 +24,7 @@ def norm_growth_divisor(
     """
     if limit is None:
         return 1.0
-    norm, before = update.norm(), state["update_norm"]
+    norm, before = sharding.norm(update), state["update_norm"]
     divisor = (norm / (before + EPS)).clamp_min(limit) / limit
     divisor = torch.where(before > 0, divisor, torch.ones_like(divisor))
     state["update_norm"].copy_(norm / divisor)

@@ -16,6 +16,7 @@ from memopt.rules.base import Direction
 from memopt.states import Buffer, load, store
 
 limited = False
+by_rows = False
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 EPS = 1e-7
