@@ -84,6 +84,10 @@ class Method:
             )
         return {"micro_batches": micro_batches} if "micro_batches" in self.arguments() else {}
 
+    def chooses(self) -> bool:
+        """Whether it leaves some weights to plain Adam: those that `memopt.param_groups` does."""
+        return self.kind == "optimizer" and getattr(self.load(), "min_ndim", 0) > 0
+
     def groups(self, model: nn.Module, targets: Targets = "auto") -> list[dict[str, Any]]:
         """Parameter groups of a model for this method.
 
@@ -100,7 +104,7 @@ class Method:
         if partition is not None:
             groups: list[dict[str, Any]] = partition(model)
             return groups
-        if getattr(self.load(), "min_ndim", 0) == 0:
+        if not self.chooses():
             return [{"params": list(model.named_parameters())}]
         return param_groups(model, targets)
 

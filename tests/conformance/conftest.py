@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if metafunc.definition.get_closest_marker("variants"):
             chosen = {**VARIANTS, **METHODS}
         if metafunc.definition.get_closest_marker("selective"):
-            chosen = {n: s for n, s in METHODS.items() if getattr(s.method.load(), "min_ndim", 0)}
+            chosen = {name: each for name, each in METHODS.items() if each.method.chooses()}
         metafunc.parametrize("subject", chosen.values(), ids=chosen)
 
 

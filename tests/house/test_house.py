@@ -64,10 +64,11 @@ def test_every_imported_library_is_listed(
             assert distributions & listed, f"{path}: {top} is not in pyproject.toml"
 
 
-def test_methods_table_of_readme_is_the_catalog(repo: Path) -> None:
-    text = (repo / "README.md").read_text()
-    assert text == readme.with_table(text), "run: python tools/readme.py"
-    assert readme.table() in text
+def test_tables_of_methods_are_the_catalog() -> None:
+    for path, made in ((readme.README, readme.table()), (readme.OVERVIEW, readme.overview())):
+        text = path.read_text()
+        assert text == readme.with_table(text, made), "run: python tools/readme.py"
+        assert made in text
 
 
 def test_setup_runs_on_old_pythons_far_enough_to_say_so(repo: Path) -> None:
