@@ -191,8 +191,8 @@ def _predicted(
 
 
 def _stored(method: str, arguments: dict[str, Any], storage: str) -> dict[str, Any]:
-    """The arguments with a storage, where the method has the choice."""
-    has_choice = "storage" in catalog.get(method).arguments()
+    """The arguments with a storage, where the method leaves the choice (8-bit Adam does not)."""
+    has_choice = catalog.get(method).arguments().get("storage") == "float32"
     return {"storage": storage, **arguments} if has_choice else arguments
 
 

@@ -11,9 +11,12 @@ from memopt.params import param_groups
 if TYPE_CHECKING:
     from memopt.adapters import LoRA, ReLoRA, merge_adapters
     from memopt.backward import accumulate_in_backward, update_in_backward
+    from memopt.optimizers.adafactor import Adafactor
     from memopt.optimizers.adalomo import AdaLomo
+    from memopt.optimizers.adam8bit import Adam8bit
     from memopt.optimizers.adam_mini import AdamMini
     from memopt.optimizers.adama import AdamA
+    from memopt.optimizers.adams import AdamS
     from memopt.optimizers.adamw import AdamW
     from memopt.optimizers.apollo import APOLLO, APOLLOMini
     from memopt.optimizers.coap import COAP
@@ -21,8 +24,10 @@ if TYPE_CHECKING:
     from memopt.optimizers.foam import FOAM
     from memopt.optimizers.galore import GaLore
     from memopt.optimizers.gwt import GWT
+    from memopt.optimizers.lion import Lion
     from memopt.optimizers.lomo import LOMO
     from memopt.optimizers.muon import Muon
+    from memopt.optimizers.sgd import SGD
     from memopt.optimizers.zero1_adamw import ZeRO1AdamW
 
 __all__ = [
@@ -32,21 +37,26 @@ __all__ = [
     "GWT",
     "LOMO",
     "METHODS",
+    "SGD",
     "APOLLOMini",
     "AdaLomo",
+    "Adafactor",
+    "Adam8bit",
     "AdamA",
     "AdamMini",
+    "AdamS",
     "AdamW",
     "Fira",
     "GaLore",
+    "Lion",
     "Muon",
     "LoRA",
     "NonFiniteGradientError",
     "ReLoRA",
     "UnsupportedCombination",
     "ZeRO1AdamW",
-    "accumulate_in_backward",
     "accounting",
+    "accumulate_in_backward",
     "block_groups",
     "create",
     "merge_adapters",

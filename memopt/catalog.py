@@ -91,7 +91,7 @@ class Method:
     def groups(self, model: nn.Module, targets: Targets = "auto") -> list[dict[str, Any]]:
         """Parameter groups of a model for this method.
 
-        Methods that treat every parameter alike (AdamW, AdamA, LOMO, AdaLomo) have no use for
+        Methods that treat every parameter alike (AdamW, AdamA, LOMO, Lion, ...) have no use for
         ``targets`` and get all parameters in one group; Adam-mini, which treats all too, has a
         partition of its own (`memopt.block_groups`); the others get `memopt.param_groups`.
         """
@@ -133,7 +133,7 @@ _GONE = "gradients are used during backward: there are none left to clip before 
 _PASSED = "gradients that backward reached before the bad one are already in weights or states"
 _TORCH = "torch's own class"
 _NARROW = "torch's arithmetic: moments have the weight's dtype, step counts float32"
-
+_TWO_MIXTURES = "its step needs the old momentum and the whole gradient, its state holds one sum"
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -222,6 +222,39 @@ METHODS: dict[str, Method] = {
         # ---- low-rank states and random subspaces
 
         # ---- one number or less for each of Adam's
+        Method(
+            "adam8bit", "8-bit Adam", "memopt.optimizers.adam8bit:Adam8bit", "2110.02861",
+            "full", "Adam", _KEPT, "step", "2mn bytes + 8⌈mn/256⌉ bytes",
+            limits={
+                "accumulation": "a micro-gradient would be rounded away as it is added",
+                "state_dtype": "8-bit codes are the method; float64 weights need "
+                "`storage='float32'`",
+            },
+        ),
+        Method(
+            "adafactor", "Adafactor", "memopt.optimizers.adafactor:Adafactor", "1804.04235",
+            "full", "Adafactor", _KEPT, "step", "m + n, with beta1 mn + m + n",
+            limits={"accumulation": _WHOLE},
+        ),
+        Method(
+            "adams", "AdamS", "memopt.optimizers.adams:AdamS", "2505.16363",
+            "full", "momentum over its own root mean square", _KEPT, "step", "mn",
+            limits={"accumulation": _TWO_MIXTURES},
+        ),
+        Method(
+            "lion", "Lion", "memopt.optimizers.lion:Lion", "2302.06675",
+            "full", "sign of momentum", _KEPT, "step", "mn",
+            limits={"accumulation": _TWO_MIXTURES},
+        ),
+        Method(
+            "sgd", "SGD", "memopt.optimizers.sgd:SGD",
+            "https://proceedings.mlr.press/v28/sutskever13.html", "full", "SGD", _KEPT, "step",
+            "0, with momentum mn",
+            limits={
+                "accumulation": "without momentum there is no state to take a micro-gradient; "
+                "with `momentum=` there is, and it does",
+            },
+        ),
 
         # ---- matrix-wise methods and blocks
         Method(

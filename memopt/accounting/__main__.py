@@ -132,8 +132,8 @@ def _arguments_of(
         ValueError: an argument that no method knows; with ``strict``, one that a method lacks
             (otherwise that method is left out, with a line on stderr).
     """
-    if options.convention:
-        given = {"storage": convention(options.convention).storage} | given
+    word = options.convention
+    by_rule = {"storage": convention(word).storage} if word else {}
     known = {method: catalog.get(method).arguments() for method in methods}
     everything = sorted({name for names in known.values() for name in names})
     for key in given:
@@ -142,6 +142,8 @@ def _arguments_of(
     chosen = {}
     for method in methods:
         own = {key: value for key, value in given.items() if key in known[method]}
+        if known[method].get("storage") == "float32":  # a method's own (8-bit Adam's) stays
+            own = by_rule | own
         try:
             predict(options.model, method, options.dtype, targets=options.targets, **own)
         except (ValueError, TypeError) as error:

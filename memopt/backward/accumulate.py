@@ -137,10 +137,10 @@ def accumulate_in_backward(
     The loop stays ``(loss / n).backward()`` per micro-batch, then ``step()`` and ``zero_grad()``.
 
     Args:
-        optimizer: ``memopt.AdamW``; ``memopt.GaLore`` or ``memopt.COAP``, which project each
-            micro-gradient and free it; or ``memopt.GWT`` with rule adam, whose details need the
-            summed gradient: it holds that, and saves nothing. ``memopt.AdamA`` has this timing
-            from the start.
+        optimizer: ``memopt.AdamW``; ``memopt.SGD`` with momentum; ``memopt.GaLore`` or
+            ``memopt.COAP``, which project each micro-gradient and free it; or ``memopt.GWT`` with
+            rule adam, whose details need the summed gradient: it holds that, and saves nothing.
+            ``memopt.AdamA`` has this timing from the start.
         micro_batches: backward passes per mini-batch, where known; see `AccumulateInBackward`.
 
     Returns:

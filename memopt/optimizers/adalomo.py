@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
-from memopt.optimizers.arguments import Common, positive
+from memopt.optimizers.arguments import Common, factored
 from memopt.optimizers.lomo import InBackward, clipped
+from memopt.rules import adafactor
 from memopt.states import Buffer
 
 
@@ -63,41 +63,22 @@ class AdaLomo(InBackward):
     def validate(self, group: dict[str, Any]) -> None:
         """Checks eps, threshold and decay rate beside the common arguments."""
         super().validate(group)
-        positive(group, "clip_threshold")
-        eps = group["eps"]
-        if not (isinstance(eps, tuple | list) and len(eps) == 2 and min(eps) > 0):
-            raise ValueError(f"eps must be two numbers above zero, got {eps!r}")
-        if not group["decay_rate"] < 0:
-            raise ValueError(f"decay_rate must be below zero, got {group['decay_rate']!r}")
+        factored(group)
 
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
         """Row and column means of g*g over the last two axes; all of g*g below two dimensions."""
-        if len(shape) < 2:
-            return {"exp_avg_sq": Buffer(shape, signed=False)}
-        return {
-            "exp_avg_sq_row": Buffer(shape[:-1], signed=False),
-            "exp_avg_sq_col": Buffer(shape[:-2] + shape[-1:], signed=False),
-        }
+        return adafactor.factored_buffers(shape)
 
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:
         """The update and the weight decay, which share one learning rate."""
         grad = clipped(grad, group["clip_value"])
-        decay = 1.0 - state["step"] ** group["decay_rate"]
-        square = grad.square().add_(group["eps"][0])
-        if grad.ndim < 2:
-            update = average(state["exp_avg_sq"], square, decay).rsqrt()
-        else:
-            row = average(state["exp_avg_sq_row"], square.mean(-1), decay)
-            col = average(state["exp_avg_sq_col"], square.mean(-2), decay)
-            row = (row / row.mean(-1, keepdim=True)).rsqrt_()
-            update = torch.mul(row.unsqueeze(-1), col.rsqrt().unsqueeze(-2), out=square)
-        update.mul_(grad)
+        update = adafactor.normalised(grad, state, group["eps"][0], group["decay_rate"])
         rate: Tensor | float = group["lr"]
         if group["grouped_normalization"]:
-            update.div_((rms(update) / group["clip_threshold"]).clamp_(min=1.0))
-            rate = rms(param.to(grad.dtype)).clamp_(min=group["eps"][1]) * group["lr"]
+            update.div_(adafactor.excess(update, group["clip_threshold"]))
+            rate = adafactor.relative(param, group["lr"], group["eps"][1])
         if group["weight_decay"]:
             update.add_(param, alpha=group["weight_decay"])
         return update.mul_(rate)
@@ -107,13 +88,3 @@ class AdaLomo(InBackward):
     ) -> None:
         """Subtracts the update, which includes the weight decay."""
         super().apply(param, update, state, {**group, "weight_decay": 0.0})
-
-
-def average(moment: Tensor, value: Tensor, decay: float) -> Tensor:
-    """``moment <- decay moment + (1 - decay) value``, in place."""
-    return moment.mul_(decay).add_(value, alpha=1.0 - decay)
-
-
-def rms(value: Tensor) -> Tensor:
-    """Root mean square."""
-    return torch.linalg.vector_norm(value) / value.numel() ** 0.5

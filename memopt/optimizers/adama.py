@@ -10,12 +10,12 @@ from torch import Tensor
 from memopt.backward import accumulate_in_backward
 from memopt.errors import unknown
 from memopt.optimizers.arguments import Common, positive
-from memopt.optimizers.base import MemoptOptimizer
+from memopt.optimizers.uniform import Uniform
 from memopt.rules import adam
 from memopt.states import Buffer
 
 
-class AdamA(MemoptOptimizer):
+class AdamA(Uniform):
     """Each micro-gradient ``g_i`` (of the loss divided by N) enters m and v, and is freed.
 
     ``m_t = b1 m_{t-1} + (1-b1) sum_i g_i`` and ``v_t = b2 v_{t-1} + (1-b2) sum_i g_i*g_i``;
@@ -36,8 +36,6 @@ class AdamA(MemoptOptimizer):
         **common: see `memopt.optimizers.arguments.Common`; ``nonfinite`` applies to each
             micro-gradient as it comes, the decay once per mini-batch.
     """
-
-    min_ndim = 0
 
     def __init__(
         self,
@@ -68,10 +66,6 @@ class AdamA(MemoptOptimizer):
         super().validate(group)
         positive(group, "square_weight")
 
-    def treats(self, param: Tensor, group: dict[str, Any]) -> bool:
-        """All parameters: Adam itself is the method."""
-        return True
-
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
         """Both moments in the shape of the weight."""
         return adam.buffers(shape)
@@ -100,7 +94,7 @@ class AdamA(MemoptOptimizer):
 
     def finish(self, state: dict[str, Any], group: dict[str, Any], param: Tensor) -> Tensor:
         """``lr mhat / (sqrt(vhat) + eps)``; t counts mini-batches."""
-        return settled(state["exp_avg"], state["exp_avg_sq"], state["step"], group)
+        return adam.corrected(state["exp_avg"], state["exp_avg_sq"], state["step"], group)
 
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
@@ -127,11 +121,3 @@ def fold(
     else:
         exp_avg.add_(grad, alpha=1 - beta1)
     exp_avg_sq.addcmul_(grad, grad, value=(1 - beta2) * square_weight)
-
-
-def settled(exp_avg: Tensor, exp_avg_sq: Tensor, step: float, group: dict[str, Any]) -> Tensor:
-    """What is subtracted from the weight, with the rounding of ``torch.optim.AdamW``."""
-    beta1, beta2 = group["betas"]
-    root = (1 - beta2**step) ** 0.5
-    denominator = exp_avg_sq.sqrt().div_(root).add_(group["eps"])
-    return (exp_avg * (group["lr"] / (1 - beta1**step))).div_(denominator)

@@ -12,6 +12,8 @@ from torch.optim.adam import adam
 from memopt.errors import UnsupportedCombination
 from memopt.optimizers import adama
 from memopt.optimizers.base import MemoptOptimizer
+from memopt.optimizers.uniform import Uniform
+from memopt.rules.adam import corrected
 from memopt.states import Buffer
 
 # keys of a group that torch's functional form takes under the same name
@@ -21,7 +23,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-class AdamW(torch.optim.AdamW, MemoptOptimizer):
+class AdamW(torch.optim.AdamW, Uniform):
     """``torch.optim.AdamW``, bit for bit: the baseline.
 
     memopt adds named errors, the non-finite policy, and the declaration of its state. What torch
@@ -43,7 +45,6 @@ class AdamW(torch.optim.AdamW, MemoptOptimizer):
         UnsupportedCombination: ``fused`` with ``foreach``, or a group with ``differentiable``.
     """
 
-    min_ndim = 0
     common_defaults = {"nonfinite": "raise"}
 
     def __init__(
@@ -76,10 +77,6 @@ class AdamW(torch.optim.AdamW, MemoptOptimizer):
             raise UnsupportedCombination(
                 "step() runs without autograd; for differentiable=True use torch.optim.AdamW"
             )
-
-    def treats(self, param: Tensor, group: dict[str, Any]) -> bool:
-        """All parameters: Adam itself is the method."""
-        return True
 
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
         """Both moments in shape and dtype of the weight, the largest second one under amsgrad."""
@@ -115,7 +112,7 @@ class AdamW(torch.optim.AdamW, MemoptOptimizer):
         square = state["exp_avg_sq"]
         if group["amsgrad"]:
             square = torch.maximum(state["max_exp_avg_sq"], square, out=state["max_exp_avg_sq"])
-        return adama.settled(state["exp_avg"], square, float(state["step"]), group)
+        return corrected(state["exp_avg"], square, float(state["step"]), group)
 
     step = MemoptOptimizer.step
 

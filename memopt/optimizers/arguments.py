@@ -53,3 +53,13 @@ def whole(group: dict[str, Any], key: str, *, least: int, most: float = math.inf
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         span = f"{least} or more" if most == math.inf else f"{least} to {most}"
         raise ValueError(f"{key} must be an integer of {span}, got {value!r}")
+
+
+def factored(group: dict[str, Any]) -> None:
+    """Raises ``ValueError`` for a constant of Adafactor's second moment that is out of range."""
+    positive(group, "clip_threshold")
+    eps = group["eps"]
+    if not (isinstance(eps, tuple | list) and len(eps) == 2 and min(eps) > 0):
+        raise ValueError(f"eps must be two numbers above zero, got {eps!r}")
+    if not group["decay_rate"] < 0:
+        raise ValueError(f"decay_rate must be below zero, got {group['decay_rate']!r}")

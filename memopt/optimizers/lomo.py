@@ -9,11 +9,11 @@ from torch import Tensor
 
 from memopt.backward import update_in_backward
 from memopt.optimizers.arguments import Common, positive
-from memopt.optimizers.base import MemoptOptimizer
+from memopt.optimizers.uniform import Uniform
 from memopt.states import Buffer
 
 
-class InBackward(MemoptOptimizer):
+class InBackward(Uniform):
     """An optimizer that updates in backward from its construction on, every parameter alike.
 
     Args:
@@ -25,8 +25,6 @@ class InBackward(MemoptOptimizer):
             ``optimizer.timing.backward(lambda: loss)``, which runs backward twice.
         **common: see `memopt.optimizers.arguments.Common`.
     """
-
-    min_ndim = 0
 
     def __init__(
         self,
@@ -44,10 +42,6 @@ class InBackward(MemoptOptimizer):
         super().validate(group)
         if group["clip_value"] is not None:
             positive(group, "clip_value")
-
-    def treats(self, param: Tensor, group: dict[str, Any]) -> bool:
-        """All parameters: these methods exist to avoid the state of a plain-Adam rest."""
-        return True
 
     def no_accumulation(self, group: dict[str, Any]) -> str | None:
         """No moment takes a micro-gradient: LOMO has none, AdaLomo's clips by the whole."""

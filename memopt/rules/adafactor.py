@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from memopt.rules.base import Direction
-from memopt.states import Buffer, load, store
+from memopt.states import Buffer, compute_dtype, load, store
 
 limited = False
 by_rows = False
@@ -35,29 +36,44 @@ def factored_buffers(shape: tuple[int, ...]) -> dict[str, Buffer]:
     }
 
 
-def beta2(step: int) -> float:
-    """Decay of the second moment at update t = 1, 2, ...: ``1 - t^-0.8``, so 0 at the first."""
-    return 1.0 - float(step) ** DECAY_RATE
+def normalised(
+    grad: Tensor, state: dict[str, Any], eps: float = EPS, decay_rate: float = DECAY_RATE
+) -> Tensor:
+    """Updates the second moment and returns ``g / sqrt(v)`` (v of rank one from 2-D on).
 
-
-def normalised(grad: Tensor, state: dict[str, Any], eps: float = EPS) -> Tensor:
-    """Updates the second moment and returns ``g / sqrt(v)`` (v of rank one from 2-D on)."""
-    decay, square = beta2(state["step"]), grad.square().add_(eps)
+    The decay at update t = 1, 2, ... is ``1 - t^decay_rate``: 0 at the first.
+    """
+    decay, square = 1.0 - float(state["step"]) ** decay_rate, grad.square().add_(eps)
     if grad.ndim < 2:
-        exp_avg_sq = load(state, "exp_avg_sq").lerp_(square, 1 - decay)
-        store(state, "exp_avg_sq", exp_avg_sq)
-        return grad * exp_avg_sq.rsqrt()
-    row = load(state, "exp_avg_sq_row").lerp_(square.mean(-1), 1 - decay)
-    column = load(state, "exp_avg_sq_col").lerp_(square.mean(-2), 1 - decay)
-    store(state, "exp_avg_sq_row", row)
-    store(state, "exp_avg_sq_col", column)
+        exp_avg_sq = _average(state, "exp_avg_sq", square, decay)
+        return torch.rsqrt(exp_avg_sq, out=square).mul_(grad)
+    row = _average(state, "exp_avg_sq_row", square.mean(-1), decay)
+    column = _average(state, "exp_avg_sq_col", square.mean(-2), decay)
     row_factor = (row / row.mean(-1, keepdim=True)).rsqrt_().unsqueeze(-1)
-    return grad * row_factor * column.rsqrt().unsqueeze(-2)
+    # into the squares' memory: one tensor of the gradient's size serves all
+    return torch.mul(row_factor, column.rsqrt().unsqueeze(-2), out=square).mul_(grad)
+
+
+def _average(state: dict[str, Any], key: str, value: Tensor, decay: float) -> Tensor:
+    """``moment <- decay moment + (1 - decay) value``."""
+    moment = load(state, key).mul_(decay).add_(value, alpha=1.0 - decay)
+    store(state, key, moment)
+    return moment
+
+
+def root_mean_square(value: Tensor) -> Tensor:
+    """``sqrt(mean(x*x))``, on the device."""
+    return torch.linalg.vector_norm(value) / value.numel() ** 0.5
 
 
 def excess(update: Tensor, threshold: float = CLIP_THRESHOLD) -> Tensor:
-    """``max(1, RMS(u) / threshold)``: what an update is divided by, on the device."""
-    return (update.norm() / (update.numel() ** 0.5 * threshold)).clamp_min(1.0)
+    """``max(1, RMS(u) / threshold)``: what an update is divided by."""
+    return (root_mean_square(update) / threshold).clamp_min(1.0)
+
+
+def relative(param: Tensor, rate: float, least: float) -> Tensor:
+    """``rate max(least, RMS(theta))``: a rate that follows the size of the weight."""
+    return root_mean_square(param.to(compute_dtype(param.dtype))).clamp_min(least) * rate
 
 
 def direction(coefficients: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Direction:

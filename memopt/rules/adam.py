@@ -74,3 +74,11 @@ def bias_correction(step: int, betas: tuple[float, float]) -> float:
     ``sqrt(v)`` by ``sqrt(1-b2^t)`` before it adds eps: equal up to the weight of eps.
     """
     return float((1 - betas[1] ** step) ** 0.5 / (1 - betas[0] ** step))
+
+
+def corrected(exp_avg: Tensor, exp_avg_sq: Tensor, step: float, group: dict[str, Any]) -> Tensor:
+    """``lr mhat / (sqrt(vhat) + eps)``: the form and the rounding of ``torch.optim.AdamW``."""
+    beta1, beta2 = group["betas"]
+    root = (1 - beta2**step) ** 0.5
+    denominator = exp_avg_sq.sqrt().div_(root).add_(group["eps"])
+    return (exp_avg * (group["lr"] / (1 - beta1**step))).div_(denominator)

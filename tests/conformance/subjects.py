@@ -87,6 +87,16 @@ class Training:
         names = {id(p): name for name, p in self.model.named_parameters()}
         return {names[id(p)]: state for p, state in self.optimizer.state.items() if state}
 
+    def everything(self) -> dict[str, Tensor]:
+        """Copies of all parameters and of all tensors of their states."""
+        kept = {
+            f"{name}: {key}": value.clone()
+            for name, state in self.states().items()
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
+        return self.values() | kept
+
 
 class Net(nn.Module):
     """A convolution, a tall and a wide matrix, vectors and a number; widths odd, none alike.
@@ -130,9 +140,9 @@ def inputs(step: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def small(method: catalog.Method) -> dict[str, Any]:
-    """Arguments for small weights: `SMALL`, and a rate where the method has no default."""
+    """Arguments for small weights: `SMALL`, and a rate where the method has none by default."""
     known = method.arguments()
-    needed = {"lr": 0.01} if known.get("lr") is inspect.Parameter.empty else {}
+    needed = {"lr": 0.01} if known.get("lr") in (inspect.Parameter.empty, None) else {}
     if method.kind == "adapter":
         needed["update_interval"] = 4  # a merge, but not yet in tests of three steps
     return {key: value for key, value in {**SMALL, **needed}.items() if key in known}

@@ -227,7 +227,8 @@ def test_clip_grad_norm_clips(subject) -> None:
             training.optimizer.step()
             training.optimizer.zero_grad()
     assert same(clipped.values(), scaled.values())
-    assert not same(clipped.values(), subject.start().run(range(3)).values())
+    # three signs of a momentum (Lion) may be the same, the momentum is not
+    assert not same(clipped.everything(), subject.start().run(range(3)).everything())
 
 
 @law("compile")

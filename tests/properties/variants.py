@@ -57,6 +57,15 @@ VARIANTS: dict[str, Variant] = {
     "adam_mini tensor": ("adam_mini", {"block": "tensor"}),
     "foam": ("foam", {"level": 2}),
     "foam paper": ("foam", {"level": 1, "second_moment": "paper", "residual_scale": 0.5}),
+    "adam8bit": ("adam8bit", {}),
+    "adafactor": ("adafactor", {"lr": 1e-2}),
+    "adafactor momentum": ("adafactor", {"lr": 1e-2, "beta1": 0.9, "scale_parameter": False}),
+    "adams": ("adams", {}),
+    "adams corrected": ("adams", {"bias_correction": True}),
+    "lion": ("lion", {}),
+    "sgd": ("sgd", {}),
+    "sgd momentum": ("sgd", {"momentum": 0.9}),
+    "sgd nesterov": ("sgd", {"momentum": 0.9, "nesterov": True}),
 }  # fmt: skip
 """Name to catalog method and arguments; intervals put the fifth step on and off a refresh."""
 

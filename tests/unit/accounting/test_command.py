@@ -62,7 +62,7 @@ def test_a_configuration_file_is_a_model(capsys, tmp_path) -> None:
     ("words", "message"),
     [
         (["llama_7c", "--method", "gwt"], "Did you mean 'llama_7b'"),
-        (["llama_7b", "--method", "gwd"], "Did you mean 'gwt'"),
+        (["llama_7b", "--method", "gvt"], "Did you mean 'gwt'"),
         (["llama_7b", "--method", "gwt", "--levle", "2"], "Did you mean 'level'"),
         (["llama_7b", "--method", "gwt", "--level", "-1"], "gwt: level must be"),
         (["llama_7b", "--method", "gwt", "--level", "two"], "level must be"),

@@ -113,7 +113,15 @@ def test_predicted_is_measured_in_every_storage(method: str, dtype: str, storage
     optimizer = optimizer_for(method, model, storage=storage)
     train(model, optimizer, 2)
     assert bytes_of(predicted) == bytes_of(measure(model, optimizer))
-    assert any(key.endswith("_absmax") for key in predicted.tensors) == (storage == "8bit")
+    kept = [
+        buffer.numel
+        for group in optimizer.param_groups
+        for param in group["params"]
+        for buffer in optimizer.declared(param, group).values()
+        if buffer.kind == "moment"
+    ]
+    coded = storage == "8bit" and max(kept, default=0) >= 4096
+    assert any(key.endswith("_absmax") for key in predicted.tensors) == coded
 
 
 OPTIONS = [  # everything of the constructors that changes what is kept
@@ -134,6 +142,10 @@ OPTIONS = [  # everything of the constructors that changes what is kept
     ("adamw", {"amsgrad": True}),
     ("foam", {"level": 0}),
     ("foam", {"level": 9}),
+    ("adafactor", {"beta1": 0.9}),
+    ("sgd", {"momentum": 0.9}),
+    ("adam8bit", {"storage": "bfloat16"}),
+    *((name, {"storage": "8bit"}) for name in ("lion", "adams", "adafactor")),
 ]
 
 
@@ -213,10 +225,14 @@ def closed_form(method: str, model: nn.Module) -> int:
     numbers = 0
     for name, param in model.named_parameters():
         treated = param.ndim > 1 and (".self_attn." in name or ".mlp." in name)
-        if method == "lomo":
+        if method in ("lomo", "sgd"):
             continue
-        if method == "adalomo":  # row and column factors, or the whole second moment of a vector
+        if method in ("adalomo", "adafactor"):  # row and column factors; all of a vector's squares
             numbers += sum(param.shape)
+        elif method in ("lion", "adams"):
+            numbers += param.numel()
+        elif method == "adam8bit" and param.numel() >= 4096:  # in fours of bytes
+            numbers += param.numel() / 2 + 2 * math.ceil(param.numel() / 256)
         elif treated and method in ("gwt", "foam"):
             rows, columns = param.shape
             numbers += 2 * rows * halved(columns, LEVEL) + (method == "gwt")
