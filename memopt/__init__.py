@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from memopt.optimizers.gwt import GWT
     from memopt.optimizers.lion import Lion
     from memopt.optimizers.lomo import LOMO
+    from memopt.optimizers.lora_pre import LoRAPre
     from memopt.optimizers.muon import Muon
+    from memopt.optimizers.rso import RSO
     from memopt.optimizers.sgd import SGD
     from memopt.optimizers.zero1_adamw import ZeRO1AdamW
 
@@ -51,6 +53,8 @@ __all__ = [
     "Lion",
     "Muon",
     "LoRA",
+    "LoRAPre",
+    "RSO",
     "NonFiniteGradientError",
     "ReLoRA",
     "UnsupportedCombination",

@@ -220,6 +220,16 @@ METHODS: dict[str, Method] = {
         ),
 
         # ---- low-rank states and random subspaces
+        Method(
+            "lora_pre", "LoRA-Pre", "memopt.optimizers.lora_pre:LoRAPre", "2602.24283",
+            "rank-r factors of both moments", "Adam", _KEPT, "step", "2r(m + n)",
+            limits={"one_dim": _PLAIN, "accumulation": _WHOLE},
+        ),
+        Method(
+            "rso", "RSO", "memopt.optimizers.rso:RSO", "2502.07222",
+            "random projection, Adam starts anew in each", "Adam", _KEPT, "step", "2mr",
+            limits={"one_dim": _PLAIN, "accumulation": _WHOLE},
+        ),
 
         # ---- one number or less for each of Adam's
         Method(

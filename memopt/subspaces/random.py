@@ -7,6 +7,8 @@ the same key draws the same numbers again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -27,3 +29,18 @@ def gaussian(length: int, rank: int, *key: str | int, like: Tensor) -> Tensor:
     """
     sample = torch.randn((length, rank), generator=generator(*key), device="cpu")
     return sample.mul_(rank**-0.5).to(device=like.device, dtype=like.dtype)
+
+
+def haar(length: int, rank: int, *key: str | int, like: Tensor) -> Tensor:
+    """P, (length, rank), uniform among those with ``P^T P = (length / rank) I``; rank <= length.
+
+    The Q of a Gaussian matrix, with the signs that make R's diagonal positive. Drawn on the CPU,
+    as `gaussian`; for the rest see there.
+    """
+    sample = torch.randn((length, rank), generator=generator(*key), device="cpu")
+    orthogonal, upper = torch.linalg.qr(sample)
+    orthogonal = orthogonal * upper.diagonal().sign() * (length / rank) ** 0.5
+    return orthogonal.to(device=like.device, dtype=like.dtype)
+
+
+DISTRIBUTIONS: dict[str, Callable[..., Tensor]] = {"gaussian": gaussian, "haar": haar}

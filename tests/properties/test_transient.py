@@ -14,7 +14,7 @@ from tests.properties.variants import METHODS, STORAGES, VARIANTS
 from tests.unit.accounting.allocator import peak_of
 from tests.unit.accounting.settings import ARGUMENTS
 
-DECOMPOSING = ("galore",)
+DECOMPOSING = ("galore", "lora_pre")
 
 
 class Net(nn.Module):
@@ -32,7 +32,7 @@ def steps(net: nn.Module, count: int) -> Any:
     """Fills in fresh gradients, once for each step."""
     draw = torch.Generator().manual_seed(0)
     for _ in range(count):
-        for param in net.parameters():
+        for param in (p for p in net.parameters() if p.requires_grad):
             param.grad = torch.randn(param.shape, generator=draw).to(param.dtype)
         yield
 
@@ -65,11 +65,11 @@ def test_prediction_in_every_storage(variant: str, storage: str) -> None:
 def test_prediction_is_what_the_allocator_hands_out(method: str, tmp_path: Path) -> None:
     arguments = ARGUMENTS[method]
     net = nn.Sequential(nn.Linear(256, 384, bias=False))
+    predicted = predict(net, method, **arguments).transient  # adapters change the model
     optimizer = memopt.create(method, net, **({"lr": 1e-3} | arguments))
     peaks = [peak_of(optimizer.step, tmp_path) for _ in steps(net, 6)][1:]  # the first makes state
-    predicted = predict(net, method, **arguments).transient
     assert predicted <= max(peaks) + 16
-    # an SVD works in room of its own, inside the operation; 16 bytes: a few scalars
+    # LAPACK works in room of its own, inside the operation; 16 bytes: a few scalars
     assert max(peaks) <= predicted + (16 if method not in DECOMPOSING else predicted)
 
 

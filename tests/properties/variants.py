@@ -66,6 +66,17 @@ VARIANTS: dict[str, Variant] = {
     "sgd": ("sgd", {}),
     "sgd momentum": ("sgd", {"momentum": 0.9}),
     "sgd nesterov": ("sgd", {"momentum": 0.9, "nesterov": True}),
+    "lora_pre": ("lora_pre", {"rank": 3}),
+    "lora_pre new factors": ("lora_pre", {"rank": 9, "factors": "new", "damping": 1e-2}),
+    "rso": ("rso", {"rank": 3, "update_interval": 3}),
+    "rso, new projection on resume": ("rso", {"rank": 3, "update_interval": 5}),
+    "rso haar kept proximal": (
+        "rso",
+        {
+            "rank": 3, "update_interval": 3, "distribution": "haar", "keep_projection": True,
+            "proximal": 0.1, "side": "std",
+        },
+    ),
 }  # fmt: skip
 """Name to catalog method and arguments; intervals put the fifth step on and off a refresh."""
 
