@@ -242,10 +242,12 @@ def closed_form(method: str, model: nn.Module) -> int:
             numbers += param.numel() + (rows // 8 if heads else rows)
         elif treated and method == "muon":
             numbers += param.numel()
-        elif treated and method in ("lora", "relora"):
+        elif treated and method in ("lora", "relora", "lora_pre"):
             numbers += 2 * RANK * sum(param.shape)
         elif treated and method in ("coap", "galore"):
             numbers += 2 * max(param.shape) * RANK + min(param.shape) * RANK
+        elif treated and method == "rso":
+            numbers += 2 * len(param) * RANK
         elif treated and method == "fira":  # and the norm of the residual
             numbers += 2 * max(param.shape) * RANK + min(param.shape) * RANK + 1
         elif treated and method.startswith("apollo"):  # drawn again, not kept: no projection
