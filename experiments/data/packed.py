@@ -117,8 +117,9 @@ class ShardWriter:
         self.digest = ""
 
     def read(self, texts: list[str]) -> None:
-        """Takes a batch of documents into the digest: the hash of the last one and the texts."""
-        self.digest = text_hash([self.digest, *texts])
+        """Takes documents into the digest: for each, the hash of the digest so far and its text."""
+        for text in texts:
+            self.digest = text_hash((self.digest, text))
         self.documents += len(texts)
 
     def add(self, ids: np.ndarray, real: np.ndarray) -> None:

@@ -57,30 +57,54 @@ class FileRows:
 
 
 class HubRows:
-    """Rows of one split of a data set on the hub, streamed."""
+    """Rows of one split of a data set on the hub, streamed from one commit.
 
-    def __init__(self, source: HubSource, split: str) -> None:
-        self.source, self.split = source, split
+    Args:
+        source: names the data set.
+        split: official name.
+        commit: hash that the source's revision stood for when it was opened.
+    """
+
+    def __init__(self, source: HubSource, split: str, commit: str) -> None:
+        self.source, self.split, self.commit = source, split, commit
 
     def __iter__(self) -> Iterator[Row]:
         from datasets import load_dataset
 
-        source, where = self.source, f"{self.source.id} on the hub"
+        source, row = self.source, 0
         try:
             rows = load_dataset(
-                source.id,
-                source.config,
-                revision=source.revision,
-                split=self.split,
-                streaming=True,
+                source.id, source.config, revision=self.commit, split=self.split, streaming=True
             )
-        except (OSError, ValueError, RuntimeError) as error:
+            for item in check_fields(rows, source.fields.values(), f"{source.id} on the hub"):
+                yield item
+                row += 1
+        except UserError:
+            raise
+        except Exception as error:  # httpx, fsspec, gzip, pyarrow: each has its own classes
             raise UserError(
-                f"{where}, revision {source.revision!r}, split {self.split!r}, cannot be opened: "
-                f"{_first_line(error)}. Without the hub, copy its files and give their folder as "
-                f"'path' beside 'source' (data/README.md)."
+                f"{source.id} on the hub, commit {self.commit[:10]}, split {self.split!r}, broke "
+                f"off after row {row} ({_first_line(error)}): give the same command again; what is "
+                f"written already stays"
             ) from None
-        yield from check_fields(rows, source.fields.values(), where)
+
+
+def commit_of(source: HubSource) -> str:
+    """The commit for which the source's revision stands now.
+
+    Raises:
+        UserError: the hub cannot be reached, or has no such data set or revision.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        return str(HfApi().dataset_info(source.id, revision=source.revision).sha)
+    except Exception as error:  # the client's errors have no common class of its own
+        raise UserError(
+            f"{source.id} on the hub, revision {source.revision!r}, cannot be opened: "
+            f"{_first_line(error)}. Without the hub, copy its files and give their folder as "
+            f"'path' beside 'source' (data/README.md)."
+        ) from None
 
 
 def open_source(
@@ -115,8 +139,10 @@ def open_source(
         columns = source.fields.values()
         return Corpus({s: FileRows(paths, columns) for s, paths in found.items()}, {"files": files})
     if isinstance(source, HubSource):
-        splits = {ours: HubRows(source, official) for ours, official in source.splits.items()}
-        return Corpus(splits, {"id": source.id, "revision": source.revision})
+        commit = commit_of(source)
+        splits = {ours: HubRows(source, name, commit) for ours, name in source.splits.items()}
+        origin = {"id": source.id, "revision": source.revision, "commit": commit}
+        return Corpus(splits, origin)
     raise UserError(f"source {spec.source!r} needs 'path': the folder or file that holds it")
 
 
