@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memopt.optimizers.apollo import APOLLO, APOLLOMini
     from memopt.optimizers.coap import COAP
     from memopt.optimizers.fira import Fira
+    from memopt.optimizers.flora import Flora
     from memopt.optimizers.foam import FOAM
     from memopt.optimizers.galore import GaLore
     from memopt.optimizers.gwt import GWT
@@ -49,6 +50,7 @@ __all__ = [
     "AdamS",
     "AdamW",
     "Fira",
+    "Flora",
     "GaLore",
     "Lion",
     "Muon",

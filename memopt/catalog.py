@@ -219,6 +219,16 @@ METHODS: dict[str, Method] = {
             },
         ),
 
+        Method(
+            "flora", "Flora", "memopt.optimizers.flora:Flora", "2402.03293",
+            "random projection of the momentum", "Adafactor", _KEPT, "step", "mr + m + n",
+            limits={
+                "accumulation": (
+                    "with `accumulation_rank=r`, which compresses the sum of micro-gradients: "
+                    "their own step, not the bits of `step()`"
+                ),
+            },
+        ),
         # ---- low-rank states and random subspaces
         Method(
             "lora_pre", "LoRA-Pre", "memopt.optimizers.lora_pre:LoRAPre", "2602.24283",

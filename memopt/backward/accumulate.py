@@ -139,8 +139,9 @@ def accumulate_in_backward(
     Args:
         optimizer: ``memopt.AdamW``; ``memopt.SGD`` with momentum; ``memopt.GaLore`` or
             ``memopt.COAP``, which project each micro-gradient and free it; or ``memopt.GWT`` with
-            rule adam, whose details need the summed gradient: it holds that, and saves nothing.
-            ``memopt.AdamA`` has this timing from the start.
+            rule adam, whose details need the summed gradient: it holds that, and saves nothing;
+            or ``memopt.Flora`` with an ``accumulation_rank``. ``memopt.AdamA`` has this timing
+            from the start.
         micro_batches: backward passes per mini-batch, where known; see `AccumulateInBackward`.
 
     Returns:

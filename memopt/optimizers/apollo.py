@@ -102,9 +102,9 @@ class APOLLO(Scaled):
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:
         """The step of the class docstring."""
-        matrix = as_matrix(grad)
-        side = projection.resolve_side(matrix_shape(tuple(grad.shape)), group["side"])
-        basis = self.basis(matrix, side, Work(state, group, param))
+        matrix, work = as_matrix(grad), Work(state, group, param)
+        side = self._side(work)
+        basis = self.basis(matrix, side, work)
         coefficients = projection.project(matrix, basis, side)
         answer = adam.direction(coefficients, state, group)
         channels = side if group["granularity"] == "channel" else None

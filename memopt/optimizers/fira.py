@@ -12,7 +12,7 @@ from memopt.optimizers.projected import AdamOnR, Work
 from memopt.optimizers.scaled import Scaled
 from memopt.rules import adam, scaling
 from memopt.rules.limiter import norm_growth_divisor
-from memopt.subspaces import as_matrix, matrix_shape, projection
+from memopt.subspaces import as_matrix, projection
 
 RESIDUALS = ("official", "paper")
 
@@ -72,9 +72,9 @@ class Fira(Scaled):
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:
         """The step of the class docstring."""
-        matrix = as_matrix(grad)
-        side = projection.resolve_side(matrix_shape(tuple(grad.shape)), group["side"])
-        basis = self.basis(matrix, side, Work(state, group, param))
+        matrix, work = as_matrix(grad), Work(state, group, param)
+        side = self._side(work)
+        basis = self.basis(matrix, side, work)
         coefficients = projection.project(matrix, basis, side)
         answer = adam.direction(coefficients, state, group)
         inside = group["scale"] if group["residual"] == "official" else 1.0

@@ -14,7 +14,7 @@ from tests.properties.variants import METHODS, STORAGES, VARIANTS
 from tests.unit.accounting.allocator import peak_of
 from tests.unit.accounting.settings import ARGUMENTS
 
-DECOMPOSING = ("galore", "lora_pre")
+DECOMPOSING = ("galore", "fira", "lora_pre")
 
 
 class Net(nn.Module):

@@ -51,6 +51,11 @@ VARIANTS: dict[str, Variant] = {
         "apollo", {"rank": 3, "update_interval": 3, "projection": "svd", "side": "right"},
     ),
     "apollo mini": ("apollo_mini", {"update_interval": 3}),
+    "flora": ("flora", {"lr": 0.01, "rank": 3, "update_interval": 3}),
+    "flora paper, new projection on resume": (
+        "flora", {"lr": 0.01, "rank": 3, "update_interval": 5, "momentum": "paper"},
+    ),
+    "flora without momentum": ("flora", {"lr": 0.01, "beta1": None, "scale_parameter": False}),
     "muon": ("muon", {}),
     "muon reference": ("muon", {"precision": "bfloat16", "nesterov": False, "adam_scale": 0.5}),
     "adam_mini": ("adam_mini", {}),

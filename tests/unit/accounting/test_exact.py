@@ -139,6 +139,8 @@ OPTIONS = [  # everything of the constructors that changes what is kept
     ("apollo", {"keep_projection": True}),
     ("apollo", {"projection": "svd", "rank": 30}),
     ("apollo_mini", {"norm_growth_limit": None}),
+    ("flora", {"lr": 1e-3, "beta1": None}),
+    ("flora", {"lr": 1e-3, "rank": 30}),
     ("adamw", {"amsgrad": True}),
     ("foam", {"level": 0}),
     ("foam", {"level": 9}),
@@ -233,6 +235,11 @@ def closed_form(method: str, model: nn.Module) -> int:
             numbers += param.numel()
         elif method == "adam8bit" and param.numel() >= 4096:  # in fours of bytes
             numbers += param.numel() / 2 + 2 * math.ceil(param.numel() / 256)
+        elif method == "flora":
+            short, long = min(param.shape), max(param.shape)
+            compressed = param.ndim > 1 and short >= RANK and long <= 4 * short
+            numbers += long * RANK if compressed else param.numel()
+            numbers += sum(param.shape)
         elif treated and method in ("gwt", "foam"):
             rows, columns = param.shape
             numbers += 2 * rows * halved(columns, LEVEL) + (method == "gwt")
