@@ -31,6 +31,7 @@ class Adam8bit(Stored):
         **common: see `memopt.optimizers.uniform.StoredCommon`; ``storage`` is ``"8bit"``.
     """
 
+    elementwise = True
     common_defaults = {**Stored.common_defaults, "storage": "8bit"}
 
     def __init__(

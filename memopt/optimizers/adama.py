@@ -37,6 +37,8 @@ class AdamA(Uniform):
             micro-gradient as it comes, the decay once per mini-batch.
     """
 
+    elementwise = True
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -69,12 +71,6 @@ class AdamA(Uniform):
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
         """Both moments in the shape of the weight."""
         return adam.buffers(shape)
-
-    def row_block(
-        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
-    ) -> dict[str, Any] | None:
-        """Element by element."""
-        return group
 
     def no_accumulation(self, group: dict[str, Any]) -> str | None:
         """Nothing speaks against it."""

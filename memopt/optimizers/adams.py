@@ -30,6 +30,8 @@ class AdamS(Stored):
         **common: see `memopt.optimizers.uniform.StoredCommon`.
     """
 
+    elementwise = True
+
     def __init__(
         self,
         params: Iterable[Any],

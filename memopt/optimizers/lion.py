@@ -25,6 +25,8 @@ class Lion(Stored):
         **common: see `memopt.optimizers.uniform.StoredCommon`.
     """
 
+    elementwise = True
+
     def __init__(
         self,
         params: Iterable[Any],

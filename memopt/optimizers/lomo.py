@@ -67,6 +67,8 @@ class LOMO(InBackward):
         **common: see `memopt.optimizers.arguments.Common`.
     """
 
+    elementwise = True
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -83,12 +85,6 @@ class LOMO(InBackward):
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
         """None."""
         return {}
-
-    def row_block(
-        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
-    ) -> dict[str, Any] | None:
-        """Element by element."""
-        return group
 
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor

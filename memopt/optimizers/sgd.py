@@ -27,6 +27,8 @@ class SGD(Stored):
         **common: see `memopt.optimizers.uniform.StoredCommon`.
     """
 
+    elementwise = True
+
     def __init__(
         self,
         params: Iterable[Any],

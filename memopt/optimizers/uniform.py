@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
@@ -15,10 +15,18 @@ class Uniform(MemoptOptimizer):
     """A method for parameters of any shape; a group's ``treated`` plays no part."""
 
     min_ndim = 0
+    elementwise: ClassVar[bool] = False
+    """Whether no element of an update looks at others: sharded weights need no gathering then."""
 
     def treats(self, param: Tensor, group: dict[str, Any]) -> bool:
         """All parameters."""
         return True
+
+    def row_block(
+        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Any rows, of an element-wise method."""
+        return group if self.elementwise else None
 
 
 class StoredCommon(Common, total=False):
