@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import zlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,17 +12,6 @@ from torch import Tensor, nn
 import memopt
 from memopt import catalog
 from tests.properties import variants
-
-# Arguments of the whole field, by name, in sizes for weights of a dozen rows. A method takes those
-# that it has.
-SMALL = {
-    "rank": 3,
-    "level": 2,
-    "update_interval": 3,
-    "recalibrate_every": 2,
-    "restart_warmup": 0,
-    "dropout": 0.0,  # of adapters; draws from the global generator
-}
 
 
 @dataclass(frozen=True)
@@ -139,15 +127,6 @@ def inputs(step: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(8, 3, 4, 4, generator=draw).to(dtype)
 
 
-def small(method: catalog.Method) -> dict[str, Any]:
-    """Arguments for small weights: `SMALL`, and a rate where the method has none by default."""
-    known = method.arguments()
-    needed = {"lr": 0.01} if known.get("lr") in (inspect.Parameter.empty, None) else {}
-    if method.kind == "adapter":
-        needed["update_interval"] = 4  # a merge, but not yet in tests of three steps
-    return {key: value for key, value in {**SMALL, **needed}.items() if key in known}
-
-
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     """Whether two sets of values are equal to the bit."""
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
@@ -158,9 +137,10 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-METHODS = {name: Subject(name, method, small(method)) for name, method in catalog.METHODS.items()}
+METHODS = {
+    name: Subject(name, method, variants.small(method)) for name, method in catalog.METHODS.items()
+}
 VARIANTS = {
     name: Subject(name, catalog.get(method), arguments)
     for name, (method, arguments) in variants.VARIANTS.items()
-    if name not in METHODS
 }

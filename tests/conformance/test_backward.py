@@ -5,14 +5,9 @@ import torch
 
 import memopt
 from tests.conformance.subjects import same
+from tests.properties.variants import ordinary
 
 law = pytest.mark.law
-
-
-def ordinary(training) -> None:
-    """Takes away the timing that some methods have from the start."""
-    if getattr(training.optimizer, "timing", None) is not None:
-        training.optimizer.timing.remove()
 
 
 def assert_grads_are_gone(training) -> None:
@@ -23,7 +18,7 @@ def assert_grads_are_gone(training) -> None:
 def test_update_in_backward_has_the_bits_of_step(subject) -> None:
     plain, timed = subject.start(), subject.start()
     for training in (plain, timed):
-        ordinary(training)
+        ordinary(training.optimizer)
     memopt.update_in_backward(timed.optimizer)
     for step in range(5):
         plain.run(range(step, step + 1))
@@ -38,7 +33,7 @@ def test_update_in_backward_has_the_bits_of_step(subject) -> None:
 def test_accumulate_in_backward_of_one_micro_batch_is_step(subject) -> None:
     plain, timed = subject.start(), subject.start()
     for training in (plain, timed):
-        ordinary(training)
+        ordinary(training.optimizer)
     memopt.accumulate_in_backward(timed.optimizer)
     for step in range(5):
         plain.run(range(step, step + 1))
@@ -52,7 +47,7 @@ def test_accumulate_in_backward_of_one_micro_batch_is_step(subject) -> None:
 @law("accumulation")
 def test_accumulate_in_backward_frees_each_micro_gradient(subject) -> None:
     timed = subject.start()
-    ordinary(timed)
+    ordinary(timed.optimizer)
     memopt.accumulate_in_backward(timed.optimizer)
     before = timed.values()
     for micro in range(3):

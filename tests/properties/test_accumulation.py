@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import memopt
-from tests.properties.variants import SHAPES, VARIANTS, build, parameters, tensors
+from tests.properties.variants import EVERY, SHAPES, build, ordinary, parameters, tensors
 
 pytestmark = pytest.mark.usefixtures("small_kernels")
 
@@ -16,25 +16,25 @@ def backward(params: dict[str, torch.nn.Parameter], step: int) -> None:
     sum((param * noise[name]).sum() for name, param in params.items()).backward()
 
 
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("variant", EVERY.values(), ids=EVERY)
 def test_one_micro_batch_is_the_ordinary_step_bit_for_bit(variant) -> None:
     params, twins = parameters(), parameters()
-    optimizer = build(variant, params.items(), lr=0.03, weight_decay=0.1)
+    optimizer = ordinary(build(variant, params.items(), lr=0.03, weight_decay=0.1))
     reasons = [optimizer.no_accumulation(group) for group in optimizer.param_groups]
     if any(reasons):
         with pytest.raises(memopt.UnsupportedCombination, match="cannot accumulate in backward"):
             memopt.accumulate_in_backward(optimizer)
         return
     memopt.accumulate_in_backward(optimizer)
-    ordinary = build(variant, twins.items(), lr=0.03, weight_decay=0.1)
+    plain = ordinary(build(variant, twins.items(), lr=0.03, weight_decay=0.1))
     for step in range(7):
-        for weights, each in ((params, optimizer), (twins, ordinary)):
+        for weights, each in ((params, optimizer), (twins, plain)):
             backward(weights, step)
             each.step()
             each.zero_grad()
     for name in params:
         assert torch.equal(params[name], twins[name]), name
-        kept = dict(tensors(ordinary.state[twins[name]]))
+        kept = dict(tensors(plain.state[twins[name]]))
         for key, value in tensors(optimizer.state[params[name]]):
             assert torch.equal(value, kept.pop(key))
         assert not kept

@@ -10,11 +10,14 @@ from torch import nn
 import memopt
 from memopt.accounting import predict
 from memopt.accounting.live import transient_of
-from tests.properties.variants import METHODS, STORAGES, VARIANTS
+from tests.properties.variants import EVERY, PLAIN, STORAGES
 from tests.unit.accounting.allocator import peak_of
 from tests.unit.accounting.settings import ARGUMENTS
 
 DECOMPOSING = ("galore", "fira", "lora_pre")
+# torch's kernels make step counts and lists of their own
+OURS = {name: variant for name, variant in EVERY.items() if variant[0] != "adamw"}
+STORING = [name for name in PLAIN if "storage" in memopt.METHODS[name].arguments()]
 
 
 class Net(nn.Module):
@@ -38,9 +41,9 @@ def steps(net: nn.Module, count: int) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", OURS)
 def test_prediction_is_the_live_one(variant: str, dtype: torch.dtype) -> None:
-    method, arguments = VARIANTS[variant]
+    method, arguments = OURS[variant]
     net = Net().to(dtype)
     optimizer = memopt.create(method, net, **({"lr": 1e-3} | arguments))
     live = max(transient_of(optimizer) for _ in steps(net, 8))
@@ -51,9 +54,9 @@ def test_prediction_is_the_live_one(variant: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("variant", METHODS)
+@pytest.mark.parametrize("variant", STORING)
 def test_prediction_in_every_storage(variant: str, storage: str) -> None:
-    method, arguments = METHODS[variant]
+    method, arguments = PLAIN[variant]
     arguments = arguments | {"storage": storage}
     net = nn.Sequential(nn.Linear(160, 96, bias=False))  # states large enough for 8-bit blocks
     optimizer = memopt.create(method, net, **({"lr": 1e-3} | arguments))
