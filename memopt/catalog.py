@@ -296,12 +296,12 @@ METHODS: dict[str, Method] = {
         # ---- adapters
         Method(
             "lora", "LoRA", "memopt.adapters.lora:LoRA", "2106.09685",
-            "added A and B of rank r", "Adam", "float32", "step", "2r(m + n), and r(m + n) weights",
+            "added A and B of rank r", "Adam", _KEPT, "step", "2r(m + n), and r(m + n) weights",
             kind="adapter", limits=_ADAPTER_LIMITS,
         ),
         Method(
             "relora", "ReLoRA", "memopt.adapters.relora:ReLoRA", "2307.05695",
-            "added A and B of rank r, merged", "Adam", "float32", "step",
+            "added A and B of rank r, merged", "Adam", _KEPT, "step",
             "2r(m + n), and r(m + n) weights", kind="adapter", limits=_ADAPTER_LIMITS,
         ),
 

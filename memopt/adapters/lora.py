@@ -32,6 +32,7 @@ class AdapterCommon(Common, total=False):
         adapter_seed: of A; default 0.
         betas: Adam's; default (0.9, 0.999).
         eps: Adam's; default 1e-8.
+        storage: of the adapters' moments: ``"float32"`` (default), ``"bfloat16"`` or ``"8bit"``.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class AdapterCommon(Common, total=False):
     adapter_seed: int
     betas: tuple[float, float]
     eps: float
+    storage: str
 
 
 class Adapted(MemoptOptimizer):
@@ -60,6 +62,7 @@ class Adapted(MemoptOptimizer):
         "adapter_seed": 0,
         "betas": (0.9, 0.999),
         "eps": 1e-8,
+        "storage": "float32",
     }
 
     def __init__(

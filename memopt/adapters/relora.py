@@ -13,6 +13,7 @@ from memopt.adapters.lora import Adapted, AdapterCommon
 from memopt.errors import unknown
 from memopt.optimizers.arguments import whole
 from memopt.params import Targets
+from memopt.states import load, store
 
 RESETS = ("full", "magnitude")
 PRUNED = 0.9  # share of each moment that reset="magnitude" sets to zero
@@ -104,12 +105,14 @@ def _warmth(group: dict[str, Any]) -> float:
 
 def _reset(state: dict[str, Any], how: str) -> None:
     """Forgets the moments of one adapter weight, or all but the largest."""
-    for moment in (state["exp_avg"], state["exp_avg_sq"]):
+    for key in ("exp_avg", "exp_avg_sq"):
+        moment = load(state, key)
         if how == "full":
             moment.zero_()
         else:
             flat = moment.view(-1)
             smallest = round(PRUNED * flat.numel())
             flat[flat.abs().argsort(stable=True)[:smallest]] = 0
+        store(state, key, moment)
     if how == "full":
         state["step"] = 0

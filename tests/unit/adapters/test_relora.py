@@ -92,6 +92,16 @@ def test_magnitude_reset_keeps_the_largest_tenth() -> None:
         assert optimizer.state[after]["step"] == 4
 
 
+@pytest.mark.parametrize(("reset", "most"), [("full", 0), ("magnitude", 2)])
+def test_resets_reach_narrow_storage(reset, most) -> None:
+    model = net()
+    optimizer = create("relora", model, update_interval=3, reset=reset, storage="bfloat16")
+    train(model, optimizer, 3)
+    moment = optimizer.state[model.blocks[0]["up"].lora_A["default"].weight]["exp_avg"]
+    assert moment.dtype is torch.bfloat16 and moment.numel() == 18
+    assert int((moment != 0).sum()) == most
+
+
 def test_warm_restart_scales_what_is_applied_and_leaves_the_rate_alone() -> None:
     """With betas 0 and next to no eps every weight moves by exactly the rate."""
     model = net(torch.float64)
