@@ -147,7 +147,7 @@ def _choice(model: nn.Module, path: str, own: str, head_dim: int | None) -> Choi
         return Choice("element", "bias: plain Adam", decays=False)
     if "norm" in kind.lower():
         return Choice("tensor", "norm: one block", decays=False)
-    if kind == "Conv1D":
+    if any(ancestor.__name__ == "Conv1D" for ancestor in type(module).__mro__):
         raise UnsupportedCombination(
             f"{path}.{own} is the weight of transformers' Conv1D, whose outputs are columns; give "
             f"its block yourself, for example blocks={{'{path}.{own}': 'element'}} (plain Adam)."

@@ -66,6 +66,12 @@ class AdamMini(MemoptOptimizer):
         """First moment in full, one second moment a block."""
         return adam_mini.block_buffers(shape, blocks_of(shape, group["block"]))
 
+    def row_block(
+        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Where no block has more than one row; a head may lie on two processes."""
+        return group if group["block"] in ("rows", "element", 1) else None
+
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:

@@ -88,6 +88,12 @@ class FOAM(MemoptOptimizer):
         rows, columns = matrix_shape(shape)
         return adam.buffers((rows, haar.approximation_width(columns, group["level"])))
 
+    def row_block(
+        self, param: Tensor, state: dict[str, Any], group: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Blocks lie within rows."""
+        return group
+
     def update(
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:

@@ -45,7 +45,7 @@ def moments(
     """
     exp_avg, exp_avg_sq = load(state, "exp_avg"), load(state, "exp_avg_sq")
     exp_avg.mul_(betas[0]).add_(grad, alpha=1 - betas[0])
-    mean_square = grad.square().reshape(exp_avg_sq.numel(), -1).mean(1)
+    mean_square = in_blocks(grad.square(), exp_avg_sq.numel()).mean(1)
     exp_avg_sq.mul_(betas[1]).add_(mean_square.view_as(exp_avg_sq), alpha=1 - betas[1])
     store(state, "exp_avg", exp_avg)
     store(state, "exp_avg_sq", exp_avg_sq)
@@ -54,5 +54,10 @@ def moments(
 
 def quotient(exp_avg: Tensor, denominator: Tensor) -> Tensor:
     """Each number of m over its block's denominator, in the shape of m."""
-    blocks = exp_avg.reshape(denominator.numel(), -1)
+    blocks = in_blocks(exp_avg, denominator.numel())
     return (blocks / denominator.view(-1, 1)).view(exp_avg.shape)
+
+
+def in_blocks(tensor: Tensor, count: int) -> Tensor:
+    """The tensor as (blocks, numbers of a block); there may be none, on an empty shard."""
+    return tensor.reshape(count, tensor.numel() // max(count, 1))
