@@ -19,6 +19,7 @@ from transformers import (
 
 from experiments.errors import UserError, nearest
 from experiments.spec import ModelSpec
+from memopt.states import sharding
 
 
 def language_model(spec: ModelSpec, *, seed: int, dtype: str, largest_id: int) -> PreTrainedModel:
@@ -129,6 +130,7 @@ def weights_sha256(model: nn.Module) -> str:
     """Hash over name, dtype, shape and bits of every weight."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
+        tensor = sharding.whole(tensor)  # under FSDP2 all processes must ask
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()

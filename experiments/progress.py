@@ -17,19 +17,25 @@ class Progress:
         steps: of the whole run.
         done: steps already done when this session starts.
         tokens_per_step: tokens (rows' lengths added up) of one update.
+        shown: whether to show anything: of several processes, one does.
     """
 
-    def __init__(self, name: str, steps: int, done: int, tokens_per_step: int) -> None:
+    def __init__(
+        self, name: str, steps: int, done: int, tokens_per_step: int, *, shown: bool = True
+    ) -> None:
         self.steps = steps
         self.first = done
         self.tokens_per_step = tokens_per_step
         self.started = time.monotonic()
-        tty = sys.stderr.isatty()
+        self.shown = shown
+        tty = shown and sys.stderr.isatty()
         self.bar = tqdm(total=steps, initial=done, unit="step", disable=not tty, leave=True)
         self.say(f"{name}: step {done} of {steps}")
 
     def say(self, line: str) -> None:
         """Prints a line, above the bar where there is one."""
+        if not self.shown:
+            return
         if self.bar.disable:
             print(line, file=sys.stderr, flush=True)
         else:

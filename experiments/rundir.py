@@ -129,6 +129,8 @@ def provenance(
     """What, by which code, from which data, on which machine."""
     import torch  # here, because waiting for a lock needs no torch
 
+    from experiments import processes
+
     return {
         **commit(),
         "config_hash": run.config_hash,
@@ -136,6 +138,7 @@ def provenance(
         "versions": versions(),
         "machine": machine(),
         "threads": torch.get_num_threads(),
+        "processes": processes.count(),
         "sessions": sessions,
         "started": sessions[0]["started"],
         "finished": now(),

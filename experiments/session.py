@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import transformers
 from transformers import PreTrainedModel
 
 import memopt
-from experiments import checkpoints, models, rundir, spec, training
+from experiments import checkpoints, models, processes, rundir, sharded, spec, training
 from experiments.data.prepare import prepare
 from experiments.errors import UserError
 from experiments.rundir import MetricsFile
@@ -51,13 +52,17 @@ def main(kind: str, make_task: Callable[[RunSpec, Path], Task]) -> None:
         )
     out_dir = arguments.out_dir.absolute()
     work = arguments.work or out_dir.parent.parent / "work" / run.run_id
-    with rundir.locked(work):
-        if rundir.finished(out_dir, run):
-            print(f"{run.run_id} is already finished in {out_dir}", file=sys.stderr)
-        else:
-            data = arguments.data or Path("data/prepared") / run.data.data_id
+    data = arguments.data or Path("data/prepared") / run.data.data_id
+    with (
+        rundir.locked(work) if processes.first() else contextlib.nullcontext(),
+        processes.together(cpu=run.resources.gpus == 0),
+    ):
+        if not processes.from_first(processes.first() and rundir.finished(out_dir, run)):
             execute(run, out_dir, data, work, make_task)
-        rundir.clear(work)
+        elif processes.first():
+            print(f"{run.run_id} is already finished in {out_dir}", file=sys.stderr)
+        if processes.first():
+            rundir.clear(work)
 
 
 def execute(
@@ -68,16 +73,23 @@ def execute(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    prepare(run.data, data)  # nothing to do where it is there; refuses another run's data
+    if processes.first():
+        prepare(run.data, data)  # nothing to do where it is there; refuses another run's data
+    processes.wait()
     task = make_task(run, data)
     optimizer, predicted = training.make_optimizer(run, task.model)
     kept = predicted.weights + predicted.states + predicted.projections
     rundir.require_space(work, (checkpoints.KEPT + 1) * kept)
-    checkpoint = checkpoints.newest(work / "checkpoints")
-    sessions = rundir.begin_session(work, checkpoint[1] if checkpoint else 0)
+    newest = checkpoints.newest(work / "checkpoints") if processes.first() else None
+    checkpoint = processes.from_first(newest)
+    started = checkpoint[1] if checkpoint else 0
+    sessions = rundir.begin_session(work, started) if processes.first() else []
     outcome = training.train(run, task, optimizer, work, checkpoint)
     results = summary(run, task, optimizer, outcome, predicted)  # counts adapters, if there are any
-    memopt.merge_adapters(task.model).save_pretrained(work / "model")
+    weights = sharded.whole_weights(task.model) if sharded.is_divided(task.model) else None
+    if not processes.first():
+        return
+    memopt.merge_adapters(task.model).save_pretrained(work / "model", state_dict=weights)
     rundir.write_outputs(
         out_dir,
         run,
@@ -95,7 +107,7 @@ def summary(
     outcome: Outcome,
     predicted: accounting.Report,
 ) -> dict[str, Any]:
-    """The content of ``summary.json``."""
+    """The content of ``summary.json``; measured bytes are those of the first process."""
     measured = accounting.measure(task.model, optimizer)
     final = {FINAL_NAMES.get(key, key): value for key, value in outcome.final.items()}
     rows = outcome.steps * run.train.batch_size

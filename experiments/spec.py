@@ -243,11 +243,14 @@ class Seeds(Strict):
 class Resources(Strict):
     """What the scheduler sets aside for the run; not part of its identity.
 
+    More than one of ``gpus`` means one process a GPU. ``parallel`` says how they divide the work:
+    ``ddp`` (default) or ``fsdp2``, see docs/scaling.md; the results are equal to rounding.
     ``disk_mb`` holds three checkpoints (two kept, one being written) of float32 weights and two
     moments: 36 bytes a parameter.
     """
 
     gpus: Annotated[int, Field(ge=0)] = 0
+    parallel: Literal["ddp", "fsdp2"] | None = None
     mem_mb: PositiveInt = 2000
     disk_mb: PositiveInt = 200
     runtime_min: PositiveInt = 60

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch.utils.data import Dataset
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
-    Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -24,14 +24,17 @@ from transformers import (
 )
 
 import memopt
-from experiments import checkpoints
+from experiments import checkpoints, processes, sharded
 from experiments.errors import UserError
 from experiments.evaluate import Collate
 from experiments.progress import Progress
 from experiments.rundir import MetricsFile
 from experiments.spec import RunSpec
+from experiments.trainer import RunTrainer
 from memopt import accounting
+from memopt.catalog import Method
 from memopt.catalog import get as catalog_entry
+from memopt.distributed import reduce_gradients
 
 # A loss so far above that of a uniform guess has blown up and does not come back.
 DIVERGED_FACTOR = 4.0
@@ -120,8 +123,6 @@ class Outcome:
 
 def prepare_process(threads: int) -> None:
     """Fixed number of threads and deterministic algorithms, before any tensor is made."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("training on several processes is not supported yet; start one process")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
@@ -144,10 +145,45 @@ def make_optimizer(
     try:
         entry = catalog_entry(method.name)
         arguments |= entry.in_loop(train.micro_batches, train.max_grad_norm)
-        predicted = accounting.predict(model, method.name, **arguments)
-        return memopt.create(method.name, model, lr=method.lr, **arguments), predicted
+        divided = processes.count() if entry.kind == "distributed" else 1
+        predicted = accounting.predict(model, method.name, processes=divided, **arguments)
+        _place(run, entry, model)
+        optimizer = memopt.create(method.name, model, lr=method.lr, **arguments)
+        if _exchanges(run, entry):
+            reduce_gradients(optimizer)
+        return optimizer, predicted
     except (ValueError, TypeError) as error:
         raise UserError(f"method {method.name}: {error}") from None
+
+
+def _place(run: RunSpec, entry: Method, model: PreTrainedModel) -> None:
+    """One of several processes: model on its device, and divided if the run asks for that.
+
+    Before the optimizer is made, which exchanges weights or keeps parts of them.
+
+    Raises:
+        UserError: what cannot be shared out evenly, or not by this method.
+    """
+    if processes.count() == 1:
+        return
+    parts = processes.count() * run.train.micro_batches
+    if run.train.batch_size % parts:
+        raise UserError(
+            f"train.batch_size ({run.train.batch_size}) must be a multiple of processes times "
+            f"micro_batches ({processes.count()} x {run.train.micro_batches})"
+        )
+    cpu = run.resources.gpus == 0
+    model.to("cpu" if cpu else torch.device("cuda", torch.cuda.current_device()))
+    if run.resources.parallel == "fsdp2":
+        if "fsdp2" in entry.limits:
+            raise UserError(f"resources.parallel: fsdp2 with {entry.name}: {entry.limits['fsdp2']}")
+        sharded.divide(model, cpu=cpu)
+
+
+def _exchanges(run: RunSpec, entry: Method) -> bool:
+    """Whether the optimizer averages gradients itself, as they come; else DDP or FSDP2 do."""
+    several = processes.count() > 1 and run.resources.parallel != "fsdp2"
+    return several and entry.timing != "step"
 
 
 def train(
@@ -169,7 +205,9 @@ def train(
     done = checkpoint[1] if checkpoint else 0
     recorder = Recorder(run, task, work, done)
     staging = work / "staging"
-    shutil.rmtree(staging, ignore_errors=True)
+    if processes.first():
+        shutil.rmtree(staging, ignore_errors=True)
+    processes.wait()
     trainer = RunTrainer(
         model=task.model,
         args=_arguments(run, staging),
@@ -181,6 +219,9 @@ def train(
     )
     trainer.held_out = task.evaluate
     trainer.timing = getattr(optimizer, "timing", None)
+    if sharded.is_divided(task.model) or _exchanges(run, catalog_entry(run.method.name)):
+        wrap = trainer.accelerator.prepare_model  # without DDP around it
+        trainer.accelerator.prepare_model = partial(wrap, evaluation_mode=True)
     # Some models take the number of predictions that Trainer would pass and average all the same
     # (BERT's classifiers), which multiplies the gradient by the micro-batches. Ours are all of one
     # size, so the mean of their means is the mean (in the layout `papers`, with its unequal
@@ -213,24 +254,6 @@ def tokens_per_step(run: RunSpec) -> int:
     return run.train.batch_size * run.train.sequence_length
 
 
-class RunTrainer(Trainer):
-    """Trainer with our evaluation, and the gradient norm where gradients are gone at the step."""
-
-    held_out: Callable[[PreTrainedModel], dict[str, float]]
-    timing: Any = None
-
-    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Metrics over the whole held-out set."""
-        found = self.held_out(self.model)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
-        return found
-
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        if self.timing is not None:
-            return self.timing.last_grad_norm
-        return super()._get_grad_norm(model, grad_norm)
-
-
 class Recorder(TrainerCallback):
     """Writes ``metrics.jsonl``, shows progress, publishes checkpoints, recognises divergence."""
 
@@ -241,9 +264,11 @@ class Recorder(TrainerCallback):
         self.limit = DIVERGED_FACTOR * task.uniform_loss
         self.verdict = FINISHED
         self.last_evaluation: dict[str, float] = {}
-        rows = self.metrics.truncate(done)
+        rows = self.metrics.truncate(done) if processes.first() else []
         self.seconds_before = self.seconds = rows[-1]["seconds"] if rows else 0.0
-        self.progress = Progress(run.run_id, run.train.steps, done, self.tokens_per_step)
+        self.progress = Progress(
+            run.run_id, run.train.steps, done, self.tokens_per_step, shown=processes.first()
+        )
         self._step_began = 0.0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -282,6 +307,9 @@ class Recorder(TrainerCallback):
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Seals the checkpoint that Trainer has just staged."""
+        processes.wait()  # each has put the state of its random numbers there
+        if not processes.first():
+            return
         self.metrics.sync()
         staged = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         checkpoints.publish(staged, self.checkpoints, state.global_step)
@@ -298,6 +326,8 @@ class Recorder(TrainerCallback):
         control.should_evaluate = control.should_save = False
 
     def _write(self, state: TrainerState, split: str, loss: float, **values: Any) -> None:
+        if not processes.first():
+            return
         row = {
             "step": state.global_step,
             "tokens": state.global_step * self.tokens_per_step,
@@ -318,7 +348,7 @@ def _arguments(run: RunSpec, staging: Path) -> TrainingArguments:
     return TrainingArguments(
         output_dir=str(staging),
         max_steps=spec.steps,
-        per_device_train_batch_size=spec.batch_size // spec.micro_batches,
+        per_device_train_batch_size=spec.batch_size // (spec.micro_batches * processes.count()),
         gradient_accumulation_steps=spec.micro_batches,
         learning_rate=run.method.lr,
         lr_scheduler_type=SCHEDULES[schedule.name],
@@ -330,6 +360,7 @@ def _arguments(run: RunSpec, staging: Path) -> TrainingArguments:
         bf16=spec.dtype == "bfloat16_autocast",
         seed=run.seeds.weights,  # dropout; the order of rows has its own seed
         use_cpu=cpu,
+        ddp_find_unused_parameters=False,
         train_sampling_strategy="sequential",
         dataloader_num_workers=0,
         dataloader_pin_memory=not cpu,

@@ -66,6 +66,12 @@ class ZeRO1AdamW(ZeroRedundancyOptimizer):
         """As in torch, without names."""
         super().add_param_group(_unnamed(param_group))
 
+    def state_dict(self) -> dict[str, Any]:
+        """What `consolidate_state_dict` has gathered here; before the first step, the groups."""
+        if not self.optim.state and not self._all_state_dicts:
+            return torch.optim.Optimizer.state_dict(self)  # accelerate asks for it
+        return super().state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads this process's part of a whole state, without changing or keeping the caller's.
 

@@ -22,8 +22,8 @@ def test_jobs_go_through_slurm_with_what_they_need(fresh: Project) -> None:
     assert done.returncode == 0, done.stdout
     submitted = fresh.read("slurm/calls").splitlines()
     (gwt,) = (call for call in submitted if "train_wildcards_gwt-2" in call)
-    assert "--cpus-per-task=2" in gwt and "--gpus=4" in gwt
+    assert "--cpus-per-task=8" in gwt and "--gpus=4" in gwt  # one process a GPU
     assert "--mem 10 " in gwt and "-t 1 " in gwt
     assert len(submitted) == 7  # memory, data, three runs, collect, notebook
-    assert "gwt from 0, 2 threads" in fresh.read("trained.log")
+    assert "gwt from 0, 8 threads, 4 processes\n" in fresh.read("trained.log")
     assert fresh.read("paper_figures/README.md") == "curves_smoke\ntuned_smoke"

@@ -83,6 +83,18 @@ def run_of(wildcards):
     return RUNS[wildcards.run]
 
 
+def launcher(run):
+    """What starts a run's command: torchrun, one process a GPU, where it has several GPUs."""
+    if run["gpus"] > 1:
+        return f"torchrun --standalone --nproc-per-node {run['gpus']} -m"
+    return "python -m"
+
+
+def cores_of(run):
+    """Cores of all processes of a run, each of which has the run's threads."""
+    return run["threads"] * max(run["gpus"], 1)
+
+
 def manifest_of(wildcards):
     """The prepared data of a job's run."""
     return f"data/prepared/{run_of(wildcards)['data_id']}/manifest.json"
@@ -162,15 +174,19 @@ def check_machine(waiting):
     devices = json.loads(command("experiments.lease", "--list"))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     at_hand = {
-        "threads": (workflow.cores, "cores (see --cores)"),
-        "mem_mb": (memory, "MB of memory"),
         "gpus": (len(devices), "GPUs (see nvidia-smi and CUDA_VISIBLE_DEVICES)"),
+        "mem_mb": (memory, "MB of memory"),
+        "threads": (workflow.cores, "cores (see --cores)"),
     }
     for need, (there, what) in at_hand.items():
-        largest = max(waiting, key=lambda run: run[need])
-        if largest[need] > there:
+        wanted = {
+            run["run_id"]: cores_of(run) if need == "threads" else run[need]
+            for run in waiting
+        }
+        largest = max(wanted, key=wanted.get)
+        if wanted[largest] > there:
             stop(
-                f"run {largest['run_id']} needs {largest[need]:,} and there are {there:,} "
+                f"run {largest} needs {wanted[largest]:,} and there are {there:,} "
                 f"{what}. Choose a smaller suite, a part of this one (--config "
                 "only=MODEL/METHOD), a larger machine, or a cluster (--workflow-profile "
                 "workflow/profiles/slurm)"

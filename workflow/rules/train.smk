@@ -20,12 +20,13 @@ rule train:
         f"{RESULTS}/benchmarks/train/{{run}}.tsv"
     conda:
         "../../environment.yml"
-    threads: lambda wildcards: run_of(wildcards)["threads"]
+    threads: lambda wildcards: cores_of(run_of(wildcards))
     resources:
         gpu=lambda wildcards: run_of(wildcards)["gpus"],
         mem_mb=lambda wildcards: run_of(wildcards)["mem_mb"],
         runtime=lambda wildcards: run_of(wildcards)["runtime_min"],
     params:
+        start=lambda wildcards: launcher(run_of(wildcards)),
         task=lambda wildcards: run_of(wildcards)["task"],
         # what the run needs, where `resources` is what Snakemake can give
         gpus=lambda wildcards: run_of(wildcards)["gpus"],
@@ -35,6 +36,6 @@ rule train:
     message:
         "Train: {wildcards.run}"
     shell:
-        "python -m experiments.lease --gpus {params.gpus} -- python -m"
+        "python -m experiments.lease --gpus {params.gpus} -- {params.start}"
         " experiments.{params.task} {input.spec} {params.folder}"
         " --data {params.data} --work {params.work} >> {log} 2>&1"

@@ -6,6 +6,9 @@ import os
 import time
 from pathlib import Path
 
+if int(os.environ.get("RANK", "0")) > 0:  # as under torchrun: the first process writes
+    raise SystemExit
+
 parser = argparse.ArgumentParser()
 parser.add_argument("spec", type=Path)
 parser.add_argument("out", type=Path)
@@ -19,7 +22,9 @@ checkpoint = arguments.work / "step"
 first = int(checkpoint.read_text()) if checkpoint.exists() else 0
 spec = json.loads(arguments.spec.read_text())
 with open("trained.log", "a") as log:
-    log.write(f"{spec['method']} from {first}, {os.environ['OMP_NUM_THREADS']} threads\n")
+    several = f", {os.environ['WORLD_SIZE']} processes" if "WORLD_SIZE" in os.environ else ""
+    threads = f"{os.environ['OMP_NUM_THREADS']} threads{several}"
+    log.write(f"{spec['method']} from {first}, {threads}\n")
 total = 40
 for step in range(first, total):
     time.sleep(spec.get("seconds", 0) / total)
