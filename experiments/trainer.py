@@ -37,6 +37,17 @@ class RunTrainer(Trainer):
             return self.timing.last_grad_norm
         return sharding.whole(super()._get_grad_norm(model, grad_norm))
 
+    def leave_model_alone(self) -> None:
+        """Has accelerate see to autocast only: the model is placed, and gradients are averaged."""
+        prepare = self.accelerator.prepare_model
+        self.accelerator.prepare_model = lambda model, **_: prepare(
+            model, device_placement=False, evaluation_mode=True
+        )
+
+    def _move_model_to_device(self, model: Any, device: Any) -> None:
+        if not sharded.is_divided(model):  # whose parameters hooks would keep from being moved
+            super()._move_model_to_device(model, device)
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As Trainer's, with whole weights."""
         if not sharded.is_divided(self.model):

@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +219,7 @@ def train(
     trainer.held_out = task.evaluate
     trainer.timing = getattr(optimizer, "timing", None)
     if sharded.is_divided(task.model) or _exchanges(run, catalog_entry(run.method.name)):
-        wrap = trainer.accelerator.prepare_model  # without DDP around it
-        trainer.accelerator.prepare_model = partial(wrap, evaluation_mode=True)
+        trainer.leave_model_alone()
     # Some models take the number of predictions that Trainer would pass and average all the same
     # (BERT's classifiers), which multiplies the gradient by the micro-batches. Ours are all of one
     # size, so the mean of their means is the mean (in the layout `papers`, with its unequal

@@ -68,7 +68,8 @@ class ZeRO1AdamW(ZeroRedundancyOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """What `consolidate_state_dict` has gathered here; before the first step, the groups."""
-        if not self.optim.state and not self._all_state_dicts:
+        gathered: list[Any] = self._all_state_dicts  # type: ignore[attr-defined]
+        if not self.optim.state and not gathered:
             return torch.optim.Optimizer.state_dict(self)  # accelerate asks for it
         return super().state_dict()
 

@@ -65,6 +65,7 @@ def dying(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None
 def work(rank: int, size: int, folder: Path) -> dict[str, Any]:
     """Every case; some again, interrupted after step 6 and resumed at 4."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+    os.environ["MASTER_ADDR"] = "localhost"  # accelerate wants it; the group is there already
     root = folder.parent
     for name, parallel in CASES:
         execute(root, folder / f"{name}-{parallel}", run_of(root, name, parallel))
