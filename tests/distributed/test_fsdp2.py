@@ -18,7 +18,7 @@ import memopt.distributed
 from memopt import accounting
 from memopt.distributed import full_state_dict
 from memopt.states import sharding
-from tests.conformance.subjects import small
+from tests.properties.variants import small
 
 from . import processes
 
