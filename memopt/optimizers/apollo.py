@@ -10,7 +10,7 @@ from torch import Tensor
 from memopt.errors import unknown
 from memopt.optimizers.projected import AdamOnR, Work
 from memopt.optimizers.scaled import Scaled
-from memopt.rules import adam, scaling
+from memopt.rules import scaling
 from memopt.rules.limiter import norm_growth_divisor
 from memopt.states import Buffer
 from memopt.subspaces import as_matrix, matrix_shape, projection, random
@@ -102,11 +102,8 @@ class APOLLO(Scaled):
         self, grad: Tensor, state: dict[str, Any], group: dict[str, Any], param: Tensor
     ) -> Tensor:
         """The step of the class docstring."""
-        matrix, work = as_matrix(grad), Work(state, group, param)
-        side = self._side(work)
-        basis = self.basis(matrix, side, work)
-        coefficients = projection.project(matrix, basis, side)
-        answer = adam.direction(coefficients, state, group)
+        matrix = as_matrix(grad)
+        side, _, coefficients, answer = self.sketched(matrix, Work(state, group, param))
         channels = side if group["granularity"] == "channel" else None
         factors = scaling.scale(answer.value, coefficients, channels)
         front, rear = (group["scale"], 1.0) if group["scale_front"] else (1.0, group["scale"])

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from memopt.optimizers.arguments import positive
-from memopt.optimizers.projected import Projected
+from memopt.optimizers.projected import Projected, Work
+from memopt.rules import Direction, adam
 from memopt.states import Buffer
+from memopt.subspaces import projection
 
 
 class Scaled(Projected):
@@ -26,6 +30,13 @@ class Scaled(Projected):
         if group["norm_growth_limit"] is None:
             return kept
         return {**kept, "update_norm": Buffer((), kind="scalar")}
+
+    def sketched(self, matrix: Tensor, work: Work) -> tuple[str, Tensor, Tensor, Direction]:
+        """Side, basis, R, and what Adam makes of R."""
+        side = self._side(work)
+        basis = self.basis(matrix, side, work)
+        coefficients = projection.project(matrix, basis, side)
+        return side, basis, coefficients, adam.direction(coefficients, work.state, work.group)
 
     def no_accumulation(self, group: dict[str, Any]) -> str | None:
         """Not with the whole gradient in the step."""

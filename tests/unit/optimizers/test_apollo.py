@@ -8,27 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from memopt import APOLLO, APOLLOMini
+from tests.unit.optimizers.growing import draw, gradients, train
 
 B1, B2, EPS, GAMMA = 0.9, 0.999, 1e-6, 1.01
 SHAPES = [(11, 5), (5, 11), (6, 6)]
 NAME = "layers.3.mlp.weight"
-
-
-def draw(*shape: int, seed: int) -> Tensor:
-    source = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=source)
-
-
-def gradients(shape: tuple[int, int]) -> list[Tensor]:
-    sizes = [1.0, 3.0, 0.2, 0.2, 10.0, 1.0, 1.0, 0.01]
-    return [draw(*shape, seed=step) * size for step, size in enumerate(sizes)]
-
-
-def train(optimizer: torch.optim.Optimizer, weight: nn.Parameter, grads: list[Tensor]) -> Tensor:
-    for grad in grads:
-        weight.grad = grad.clone()
-        optimizer.step()
-    return weight.detach()
 
 
 def projection(length: int, rank: int, number: int, seed: int = 0, name: str = NAME) -> Tensor:

@@ -7,27 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from memopt import Fira, GaLore
+from tests.unit.optimizers.growing import draw, gradients, train
 
 B1, B2, EPS, GAMMA = 0.9, 0.999, 1e-6, 1.01
 SHAPES = [(9, 5), (5, 9), (6, 6)]
-
-
-def draw(*shape: int, seed: int) -> Tensor:
-    source = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=source)
-
-
-def gradients(shape: tuple[int, int], steps: int = 8) -> list[Tensor]:
-    # sizes that grow and fall, so that the limiter is at work in some steps and not in others
-    sizes = [1.0, 3.0, 0.2, 0.2, 10.0, 1.0, 1.0, 0.01]
-    return [draw(*shape, seed=step) * size for step, size in enumerate(sizes[:steps])]
-
-
-def train(optimizer: torch.optim.Optimizer, weight: nn.Parameter, grads: list[Tensor]) -> Tensor:
-    for grad in grads:
-        weight.grad = grad.clone()
-        optimizer.step()
-    return weight.detach()
 
 
 def literal(

@@ -10,25 +10,14 @@ from torch import Tensor, nn
 import memopt
 from memopt import Flora
 from memopt.optimizers.flora import transferred
+from tests.unit.optimizers.growing import draw, train
 
 SHAPES = [(11, 5), (5, 11), (6, 6)]
 NAME = "layers.3.mlp.weight"
 
 
-def draw(*shape: int, seed: int) -> Tensor:
-    source = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=source)
-
-
 def gradients(shape: tuple[int, ...], steps: int = 8) -> list[Tensor]:
     return [draw(*shape, seed=step) * (1 + step % 3) for step in range(steps)]
-
-
-def train(optimizer: torch.optim.Optimizer, weight: nn.Parameter, grads: list[Tensor]) -> Tensor:
-    for grad in grads:
-        weight.grad = grad.clone()
-        optimizer.step()
-    return weight.detach()
 
 
 def projection(length: int, rank: int, *number: str | int, name: str = NAME) -> Tensor:
