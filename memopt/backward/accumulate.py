@@ -21,8 +21,7 @@ class AccumulateInBackward(Handle):
 
     Args:
         optimizer: one with ``accumulate`` and ``finish`` (see `MemoptOptimizer`).
-        micro_batches: backward passes per mini-batch, where known. Needed only where *every*
-            parameter lies under reentrant checkpointing; otherwise backward passes are counted.
+        micro_batches: backward passes per mini-batch, where known: more of them are then an error.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, micro_batches: int | None) -> None:
@@ -38,7 +37,7 @@ class AccumulateInBackward(Handle):
 
     def _gradient(self, param: Tensor) -> None:
         if self.micro_batches is not None and self.fired[param] > self.micro_batches:
-            raise self._repeated(param, f"micro_batches={self.micro_batches}")
+            raise self._repeated(param, self.fired[param], f"micro_batches={self.micro_batches}")
         self._take(param)
 
     def _take(self, param: Tensor) -> None:
@@ -72,7 +71,6 @@ class AccumulateInBackward(Handle):
                 if param in self.fired:
                     raise self._written(param)
                 self._take(param)  # set by hand
-        self._refuse_partial_gradients()
         if self.exchange is not None:
             self.exchange.closing(self)
         for param in self.params():
@@ -92,18 +90,6 @@ class AccumulateInBackward(Handle):
                 answer = adam.settled(None, part.state, part.group)
                 update = answer.value.mul_(answer.step_size)
             optimizer.apply(part.param, update, part.state, part.group)
-
-    def _refuse_partial_gradients(self) -> None:
-        """A parameter with more gradients than there were backward passes got them in parts."""
-        passes = self.micro_batches or len(self._passes)
-        if passes == 0 and self._reentrant:
-            raise UnsupportedCombination(
-                "every gradient came from reentrant checkpointing, so backward passes cannot be "
-                "counted: pass micro_batches, or checkpoint with use_reentrant=False."
-            )
-        for param, count in self.fired.items():
-            if count > max(passes, 1):
-                raise self._repeated(param, f"there were {passes} backward passes")
 
     def _consumed(self) -> bool:
         return bool(self.open)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, distributed
 from torch.amp import GradScaler
-from torch.autograd.function import BackwardCFunction
 from torch.nn.parallel import DistributedDataParallel
 
 from memopt.errors import UnsupportedCombination
@@ -26,7 +24,6 @@ SCALER = (
     "gradients are already in the weights or states. Use bfloat16 autocast without a scaler, or an "
     "optimizer that updates in step()."
 )
-_CUSTOM_BACKWARD = BackwardCFunction.apply.__code__
 
 
 def scalers_in_use() -> weakref.WeakSet[GradScaler]:
@@ -70,18 +67,3 @@ def _instances(kind: type) -> list[Any]:
     for each in kinds:
         kinds += each.__subclasses__()
     return [each for each in gc.get_referrers(*kinds) if type(each) in kinds]
-
-
-def in_reentrant_backward() -> bool:
-    """Whether the running hook belongs to a backward started inside another one.
-
-    That is what reentrant activation checkpointing does: `torch.autograd.Function.backward` of the
-    checkpoint runs a backward of its own. Only there can a parameter receive several partial
-    gradients in what the user sees as one backward.
-    """
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_code is _CUSTOM_BACKWARD:
-            return True
-    return False

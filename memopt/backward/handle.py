@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from memopt.backward import guards
+from memopt.backward import guards, uses
 from memopt.errors import MiniBatchError, NonFiniteGradientError, UnsupportedCombination
 from memopt.states import sharding
 
@@ -41,6 +41,11 @@ class Handle:
     training loop calls anyway; between the two, any number of backward passes may run. The handle
     lives as ``optimizer.timing``.
     """
+
+    _uses: uses.Uses | None = None
+    """The running backward."""
+    _task = -1
+    """The graph that autograd was last seen at work on."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, micro_batches: int | None) -> None:
         if getattr(optimizer, "timing", None) is not None:
@@ -137,7 +142,7 @@ class Handle:
     # ---- for the two timings ---------------------------------------------------------------
 
     def _gradient(self, param: Tensor) -> None:
-        """A gradient has arrived in ``param.grad``."""
+        """The gradient of one backward is complete in ``param.grad``."""
         raise NotImplementedError
 
     def _close(self) -> None:
@@ -150,10 +155,9 @@ class Handle:
 
     def _reset(self) -> None:
         self._fresh = True
-        self.fired: dict[Tensor, int] = {}
-        self._passes: set[int] = set()
-        self._task = -1
+        self.fired: dict[Tensor, int] = {}  # parameter -> backwards that gave it a gradient
         self._reentrant = False
+        self._ended()
 
     def _name(self, param: Tensor) -> str:
         group = self.group_of(param)
@@ -232,14 +236,37 @@ class Handle:
             self._fresh, self.squares = False, {}  # kept until now for `last_grad_norm`
         task = torch._C._current_graph_task_id()
         if task != self._task:
+            self._enter()
             self._task = task
-            # FSDP2 calls the hook itself, with whole gradients, from a backward of its own
-            if not sharding.is_sharded(param) and guards.in_reentrant_backward():
-                self._reentrant = True
-            else:
-                self._passes.add(task)
-        self.fired[param] = self.fired.get(param, 0) + 1
-        self._gradient(param)
+        assert self._uses is not None
+        if self._uses.closed(param):
+            raise self._repeated(param, self.fired[param] + 1, "one backward gave it complete")
+        if sharding.is_sharded(param):  # FSDP2 calls the hook itself, with whole gradients
+            self._uses.take(param)
+            self._completed(param)
+        elif self._uses.arrived(param, nested=self._nested):
+            self._completed(param)
+
+    def _enter(self) -> None:
+        """Another graph begins: the outermost one of a backward, or one nested in it."""
+        self._nested = uses.nested()
+        self._reentrant |= self._nested
+        roots = uses.roots()
+        if self._uses is None or not self._uses.are_of(roots):
+            self._ended()
+            self._uses = uses.Uses(roots, self._index, self._completed, self._ended)
+
+    def _ended(self) -> None:
+        """The outermost backward is over, or given up."""
+        if self._uses is not None:
+            self._uses.forget()
+        self._uses = None
+        self._task = -1
+
+    def _completed(self, param: Tensor) -> None:
+        with torch.no_grad():
+            self.fired[param] = self.fired.get(param, 0) + 1
+            self._gradient(param)
 
     def _before_step(self, _: Any, args: Any, kwargs: Any) -> Any:
         """Closes the mini-batch when ``step`` begins, or as soon as its closure has run."""
@@ -267,7 +294,7 @@ class Handle:
                 "received gradients since the last optimizer.step(). Call step() first."
             )
 
-    def _repeated(self, param: Tensor, allowed: str) -> MiniBatchError:
+    def _repeated(self, param: Tensor, count: int, allowed: str) -> MiniBatchError:
         why = (
             "Reentrant activation checkpointing splits the gradient of a layer that is used "
             "several times; pass use_reentrant=False."
@@ -276,7 +303,7 @@ class Handle:
             "passes in one as micro_batches."
         )
         return MiniBatchError(
-            f"{self._name(param)!r} received {self.fired[param]} gradients in one mini-batch, "
+            f"{self._name(param)!r} received {count} gradients in one mini-batch, "
             f"but {allowed}; weights and states since the last step() are not to be trusted. {why}"
         )
 

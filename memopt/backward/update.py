@@ -82,7 +82,7 @@ class UpdateInBackward(Handle):
 
     def _gradient(self, param: Tensor) -> None:
         if self.fired[param] > self.micro_batches:
-            raise self._repeated(param, f"micro_batches={self.micro_batches}")
+            raise self._repeated(param, self.fired[param], f"micro_batches={self.micro_batches}")
         self._arrive(param)
 
     def _count(self, param: Tensor) -> None:

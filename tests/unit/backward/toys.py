@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import memopt
 
@@ -44,23 +43,6 @@ class Net(nn.Module):
         if self.use_branch:
             hidden = hidden + self.branch(hidden)
         return self.norm(hidden) @ self.embedding.weight.T
-
-
-class Shared(nn.Module):
-    """One layer used outside and inside a checkpoint, in either order."""
-
-    def __init__(self, *, reentrant: bool, outside_first: bool) -> None:
-        super().__init__()
-        self.stem, self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
-        self.reentrant, self.outside_first = reentrant, outside_first
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.stem(inputs)
-        if self.outside_first:
-            hidden = checkpoint(self.layer, self.layer(hidden), use_reentrant=self.reentrant)
-        else:
-            hidden = self.layer(checkpoint(self.layer, hidden, use_reentrant=self.reentrant))
-        return self.head(torch.tanh(hidden))
 
 
 def net(seed: int = 0, dtype: torch.dtype = torch.float32) -> Net:
