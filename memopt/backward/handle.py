@@ -240,9 +240,9 @@ class Handle:
             self._task = task
         assert self._uses is not None
         if self._uses.closed(param):
-            raise self._repeated(param, self.fired[param] + 1, "one backward gave it complete")
+            raise self._repeated(param, self.fired[param] + 1, "a backward gave it complete")
         if sharding.is_sharded(param):  # FSDP2 calls the hook itself, with whole gradients
-            self._uses.take(param)
+            self._uses.came_whole(param)
             self._completed(param)
         elif self._uses.arrived(param, nested=self._nested):
             self._completed(param)

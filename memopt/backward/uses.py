@@ -16,7 +16,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -32,6 +32,7 @@ HIDDEN = (
     "nobody knows whether it is complete. Checkpoint with use_reentrant=False."
 )
 MOST_OBJECTS = 10_000  # looked at to find what a function could use; beyond that: everything
+_CUSTOM_NODE: Any = BackwardCFunction
 _CUSTOM_BACKWARD = BackwardCFunction.apply.__code__
 _RUN_BACKWARD = _engine_run_backward.__code__
 
@@ -49,7 +50,7 @@ class Uses:
     def __init__(
         self,
         roots: list[Any],
-        ours: Container[Tensor],
+        ours: Collection[Tensor],
         complete: Callable[[Tensor], None],
         ended: Callable[[], None],
     ) -> None:
@@ -60,7 +61,7 @@ class Uses:
         self._done: set[Tensor] = set()
         self._queued = False
         leaves, nodes = _look(roots)
-        self._hooks = [self._watch(node, ours, leaves) for node in nodes]
+        self._hooks = [self._watch(node, ours) for node in nodes]
         if nodes:
             self._count(leaf for leaf in leaves if leaf in ours)
 
@@ -85,11 +86,16 @@ class Uses:
         if self._left[param] > 0:
             self._waiting[param] = None
             return False
-        self.take(param)
+        self._take(param)
         return True
 
-    def take(self, param: Tensor) -> None:
-        """Declares the gradient complete, as `arrived` does."""
+    def came_whole(self, param: Tensor) -> None:
+        """In place of `arrived`, for a gradient that needs no sum over uses (FSDP2's)."""
+        if not self._hooks:  # else the end of a checkpoint asks; this may be nested in one
+            self._queue()
+        self._take(param)
+
+    def _take(self, param: Tensor) -> None:
         self._waiting.pop(param, None)
         self._done.add(param)
 
@@ -103,9 +109,9 @@ class Uses:
             hook.remove()
         self._hooks = []
 
-    def _watch(self, node: Any, ours: Container[Tensor], leaves: set[Tensor]) -> Any:
+    def _watch(self, node: Any, ours: Collection[Tensor]) -> Any:
         within = _usable_by(node)
-        mine = [param for param in (leaves if within is None else within) if param in ours]
+        mine = [param for param in ours if within is None or param in within]
         self._count(mine)
 
         def finished(*_: Any) -> None:
@@ -122,7 +128,7 @@ class Uses:
 
     def _release(self, params: Iterable[Tensor]) -> None:
         for param in list(params):
-            self.take(param)
+            self._take(param)
             self._complete(param)
 
     def _queue(self) -> None:
@@ -181,11 +187,11 @@ def _look(roots: list[Any]) -> tuple[set[Tensor], list[Any]]:
     nodes, seen = [], set()
     stack = [root.grad_fn if isinstance(root, Tensor) else root.node for root in roots]
     while stack:
-        node = stack.pop()
+        node: Any = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction):
+        if isinstance(node, _CUSTOM_NODE):
             if not node._forward_cls.__module__.startswith("torch.distributed."):  # FSDP2's own
                 nodes.append(node)
         elif isinstance(leaf := getattr(node, "variable", None), Tensor):

@@ -246,10 +246,11 @@ def test_exact_clipping() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
 
 
-def test_a_closure_over_too_many_objects_could_use_every_parameter(monkeypatch) -> None:
+@pytest.mark.parametrize("kind", ["tied", "two checkpoints"])
+def test_a_closure_over_too_many_objects_could_use_every_parameter(kind, monkeypatch) -> None:
     """Then all gradients wait, which is right, and dear."""
     monkeypatch.setattr(memopt.backward.uses, "MOST_OBJECTS", 3)
-    plain, model = model_of(MODELS["tied"]), model_of(MODELS["tied"])
+    plain, model = model_of(MODELS[kind]), model_of(MODELS[kind])
     train(plain, optimizer_of("lomo", plain), 1)
     optimizer = toys.build("lomo", model)
     train(model, optimizer, 1)
