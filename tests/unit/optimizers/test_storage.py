@@ -70,6 +70,27 @@ def test_storing_twice_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("signed", [True, False])
+def test_every_interval_of_the_table_against_a_search(signed) -> None:
+    code = blockwise.code_values(signed).double()
+    bounds = ((code[1:] + code[:-1]) / 2).float()
+    if not signed:
+        bounds[0] = 0.0  # a positive second moment never becomes zero
+    draw = torch.Generator().manual_seed(0)
+    upper = torch.arange(1 << 16, dtype=torch.int32) << 16
+    lower = torch.randint(0, 1 << 16, (4, 1 << 16), dtype=torch.int32, generator=draw)
+    lower[0], lower[1] = 0, 0xFFFF
+    near = torch.stack([bounds, bounds.nextafter(bounds + 9), bounds.nextafter(bounds - 9)])
+    value = torch.cat([(upper | lower).view(torch.float32).flatten(), near.flatten()])
+    value = value[(value.abs() <= 1) & (signed | (value >= 0))]
+    value = value[: value.numel() // 255 * 255].view(-1, 255)
+    scaled = torch.cat([torch.ones(len(value), 1), value], dim=1)  # a largest magnitude of one
+    codes = torch.zeros(scaled.shape, dtype=torch.int8 if signed else torch.uint8)
+    blockwise.quantize_(scaled, codes, torch.zeros(len(value)))
+    expected = torch.bucketize(scaled, bounds) - (128 if signed else 0)
+    assert torch.equal(codes.long(), expected)
+
+
+@pytest.mark.parametrize("signed", [True, False])
 def test_zero_stays_zero_beside_anything(signed) -> None:
     value = torch.rand(3, 256)
     value[0, ::3] = 0
