@@ -1,6 +1,8 @@
 """The exact constant step size: quadratics with known constants, a net against its full Hessian."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,6 +139,19 @@ def test_any_optimizer_takes_the_rate_and_lowers_the_loss(method) -> None:
         optimizer.zero_grad()
     after = sum(float(mse(model, batch).detach()) for batch in batches) / 4
     assert after < 0.5 * found.initial_loss
+
+
+def test_the_example_of_the_docs_runs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    (example,) = (
+        code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "exact_c" in code
+    )
+    names: dict = {}
+    exec(compile(example, "docs/methods.md", "exec"), names)
+    found = names["found"]
+    assert len(found.eigenvalues) == 3 and len(found.eigenvalues[0]) == 20
+    expected = math.sqrt(2 * found.initial_loss / (found.smoothness * 200))
+    assert names["optimizer"].param_groups[0]["lr"] == pytest.approx(expected, rel=1e-12)
 
 
 # ---- errors --------------------------------------------------------------------------------
