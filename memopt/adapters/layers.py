@@ -24,12 +24,11 @@ Adapters = list[tuple[str, Any]]
 
 
 def inject(
-    model: nn.Module, targets: Targets, *, rank: int, alpha: float, dropout: float, seed: int
+    model: nn.Module, targets: Targets, *, rank: int, alpha: float, dropout: float
 ) -> Adapters:
     """Puts an adapter on every target and freezes all other weights, in place.
 
-    A (r x n) is uniform in ``±1/sqrt(n)`` (Kaiming's with a = sqrt 5, as in LoRA's code), drawn
-    from ``(seed, module name, 0)``; B (m x r) is zero, so the model's function does not change.
+    A (r x n) and B (m x r) have peft's initial values; `start` makes them ours.
 
     Raises:
         ModuleNotFoundError: peft is not installed.
@@ -51,10 +50,7 @@ def inject(
     with torch.random.fork_rng(devices=[]):  # peft draws initial values, which are replaced here
         peft.inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     del model.peft_config  # or transformers takes the model for one that saves adapters alone
-    adapters = adapters_of(model)
-    for name, layer in adapters:
-        start(layer, seed, name, 0)
-    return adapters
+    return adapters_of(model)
 
 
 def adapters_of(model: nn.Module) -> Adapters:
@@ -74,7 +70,10 @@ def weights(layer: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def start(layer: Any, *key: str | int) -> None:
-    """Initial values: A from the key, B zero."""
+    """Initial values: B zero, so that the function is the base's; A from the key.
+
+    A is uniform in ``±1/sqrt(n)``: Kaiming's with a = sqrt 5, as in LoRA's code.
+    """
     down, up, _ = weights(layer)
     up.zero_()
     if not down.is_meta:

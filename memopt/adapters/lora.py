@@ -86,9 +86,11 @@ class Adapted(MemoptOptimizer):
             rank=own["rank"],
             alpha=own["alpha"],
             dropout=own["dropout"],
-            seed=own["adapter_seed"],
         )
+        self._seed = own["adapter_seed"]
         try:
+            for name, layer in self.adapters:
+                self._start(name, layer, 0)
             groups = _groups(model, self.adapters, own["rest"], trainable)
             super().__init__(groups, defaults, **common)  # type: ignore[misc]
         except Exception:
@@ -98,7 +100,11 @@ class Adapted(MemoptOptimizer):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "adapters": self.adapters}
+        return {**super().__getstate__(), "adapters": self.adapters, "_seed": self._seed}
+
+    def _start(self, name: str, layer: Any, number: int) -> None:
+        """New initial values of one adapter, after ``number`` merges."""
+        layers.start(layer, self._seed, name, number)
 
     def buffers(self, shape: tuple[int, ...], group: dict[str, Any]) -> dict[str, Buffer]:
         """Adam's two moments of A or B."""

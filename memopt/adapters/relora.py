@@ -88,7 +88,7 @@ class ReLoRA(Adapted):
     def _merge(self, cycle: int) -> None:
         for name, layer in self.adapters:
             layers.fold(layer)
-            layers.start(layer, self.defaults["adapter_seed"], name, cycle)
+            self._start(name, layer, cycle)
         for group in self.param_groups:
             for param in group["params"]:
                 if self.treats(param, group) and self.state[param]:
