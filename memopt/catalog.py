@@ -361,7 +361,8 @@ def create(
         **arguments: the optimizer's own arguments.
 
     Raises:
-        ValueError: unknown method or argument (with the nearest), or nothing to treat.
+        ValueError: unknown method or argument (with the nearest), no value for one without a
+            default (LOMO's lr), or nothing to treat.
         TypeError: not a model.
     """
     method = get(name)
@@ -374,4 +375,7 @@ def create(
     for argument in arguments:
         if argument not in known:
             raise unknown(f"argument of {name}", argument, known)
+    for argument, default in known.items():
+        if default is inspect.Parameter.empty and argument not in arguments:
+            raise ValueError(f"{name} has no default for {argument}: pass {argument}=...")
     return method.build(model, targets, arguments)

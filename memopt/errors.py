@@ -30,6 +30,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ValueError:
         A ``ValueError`` to be raised by the caller.
     """
     choices = sorted(known)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    lower = {choice.lower(): choice for choice in choices}  # "GWT" is near "gwt"
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    hint = f" Did you mean {lower[near[0]]!r}?" if near else ""
     return ValueError(f"unknown {what} {name!r}.{hint} Valid: {', '.join(choices)}.")

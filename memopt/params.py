@@ -54,7 +54,10 @@ def param_groups(model: nn.Module, targets: Targets = "auto") -> ParameterGroups
 
     Raises:
         ValueError: unknown ``targets`` word, a string that is part of no name, or nothing matches.
+        TypeError: not a model, or ``targets`` of another kind.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"param_groups wants the model, got a {type(model).__name__}")
     reasons: dict[str, str] = {}
     treated: list[tuple[str, nn.Parameter]] = []
     plain: list[tuple[str, nn.Parameter]] = []
@@ -87,6 +90,10 @@ def _chooser(model: nn.Module, targets: Targets) -> Callable[[str, nn.Parameter]
     if isinstance(targets, str) and targets not in ("auto", "all-linear"):
         raise ValueError(
             f"targets={targets!r}: expected 'auto', 'all-linear', a list or a function"
+        )
+    if not isinstance(targets, Iterable):
+        raise TypeError(
+            f"targets must be 'auto', 'all-linear', a list or a function, got {targets!r}"
         )
     parts = None if isinstance(targets, str) else tuple(targets)
     _refuse_misspelt(parts or (), model)

@@ -28,7 +28,7 @@ def states(rows: pd.DataFrame) -> Figure:
     fig, axes = plt.subplots(
         len(panels),
         1,
-        figsize=(6.6, 0.27 * sum(counts) + 0.75 * len(panels) + 0.35),
+        figsize=(6.6, 0.27 * sum(counts) + 1.0 * len(panels) + 0.1),
         squeeze=False,
         gridspec_kw={"height_ratios": [c + 0.8 for c in counts]},
     )
@@ -48,7 +48,7 @@ def states(rows: pd.DataFrame) -> Figure:
         _named_rows(axis, bars.label)
         axis.set_xlim(0, max(whole, bars.predicted.max(), 1) / MIB * 1.24)
         axis.set_title(f"{model} ({bars.parameters.iloc[0] / 1e6:.3g} M weights)")
-    axes[-1, 0].set_xlabel("Optimizer states (MiB); in brackets: share of the largest")
+        axis.set_xlabel("Optimizer states (MiB); in brackets: share of the largest")
     fig.legend(
         handles=[
             Patch(color=style.WEIGHTS, label="measured on the live optimizer"),
@@ -63,8 +63,8 @@ def states(rows: pd.DataFrame) -> Figure:
 def models(rows: pd.DataFrame, printed: pd.DataFrame) -> Figure:
     """Memory of full-size models in stacked bars, papers' printed values as open marks.
 
-    The number at a bar's end is weights + optimizer states, what papers print; ``+`` the
-    gradients that live at once.
+    Behind a bar: weights + optimizer states, what papers print, then ``+`` the hatched gradients
+    that live at once.
 
     Args:
         rows: what ``printed.full_size`` returns.
@@ -87,10 +87,10 @@ def models(rows: pd.DataFrame, printed: pd.DataFrame) -> Figure:
         _named_rows(axis, bars.label)
         axis.set_xlim(
             0,
-            bars[["weights", "states", "projections", "gradients"]].sum(axis=1).max() / GIB * 1.33,
+            bars[["weights", "states", "projections", "gradients"]].sum(axis=1).max() / GIB * 1.5,
         )
         axis.set_title(name)
-        axis.set_xlabel("GiB (number: weights + states)")
+        axis.set_xlabel("GiB: weights and states + gradients")
     fig.legend(handles=_legend(printed), loc="outside upper left", ncols=5, columnspacing=1.4)
     return fig
 
@@ -112,7 +112,7 @@ def _stack(axis: Axes, y: int, bar: Any) -> None:
         edgecolor=style.WEIGHTS, lw=0,
     )  # fmt: skip
     axis.annotate(
-        style.digits(kept, 3),
+        f"{style.digits(kept, 3)} + {style.digits(bar.gradients / GIB, 2)}",
         (kept + bar.gradients / GIB, y),
         xytext=(5, 0),
         textcoords="offset points",

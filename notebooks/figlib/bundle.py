@@ -194,7 +194,7 @@ def _finish(
     if data.empty:
         raise FigureError(f"bundle {name!r}: nothing to show, its data has no rows.")
     data.to_csv(out / "data.csv", index=False, lineterminator="\n")
-    note = f"\n> **{source.smoke_note}**\n" if source.smoke_note else ""
+    note = f"\n**{source.smoke_note}**\n" if source.smoke_note else ""
     text = " ".join(caption.split())
     (out / "caption.md").write_text(f"{text}\n{note}", encoding="utf-8")
     files = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(out.iterdir())}

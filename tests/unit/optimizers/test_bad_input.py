@@ -181,3 +181,20 @@ def test_parameters_in_place_of_the_model() -> None:
     for name, kind in (("gwt", "GWT"), ("lomo", "LOMO")):
         with pytest.raises(TypeError, match=f"wants the model, got a list.*memopt.{kind}"):
             memopt.create(name, [matrix()], lr=1e-2)
+
+
+def test_a_method_in_capitals_is_near() -> None:
+    with pytest.raises(ValueError, match=r"unknown method 'GWT'\. Did you mean 'gwt'\?"):
+        memopt.create("GWT", nn.Linear(3, 3))
+
+
+def test_an_argument_without_default() -> None:
+    with pytest.raises(ValueError, match=r"lomo has no default for lr: pass lr="):
+        memopt.create("lomo", nn.Linear(3, 3))
+
+
+def test_param_groups_of_something_else() -> None:
+    with pytest.raises(TypeError, match="wants the model, got a int"):
+        memopt.param_groups(3)
+    with pytest.raises(TypeError, match="targets must be 'auto'.* got 3"):
+        memopt.param_groups(nn.Linear(3, 3), 3)
