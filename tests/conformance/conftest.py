@@ -76,7 +76,7 @@ def pytest_sessionfinish() -> None:
         Path(os.environ[RECORD]).write_text(json.dumps(OUTCOMES))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def small_kernels() -> Iterator[None]:
     """COAP projects even the small convolution kernels of these tests."""
     with pytest.MonkeyPatch.context() as patch:
