@@ -106,6 +106,10 @@ CAPABILITIES: dict[str, Capability] = {
     "trainer": Capability(
         "Trainer", "trains, stops and resumes with equal bits under transformers' Trainer"
     ),
-    "fsdp2": Capability("Processes", "weights sharded by `torch.distributed.fsdp.fully_shard`"),
+    "fsdp2": Capability(
+        "Processes",
+        "weights sharded by `torch.distributed.fsdp.fully_shard`: two processes train as one does",
+        refused=False,
+    ),
 }
 """What every method does; `Method.limits` has the exceptions, by these keys, with reasons."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
+from xml.etree import ElementTree
 
 from memopt.capabilities import CAPABILITIES
 from memopt.catalog import METHODS
@@ -20,13 +22,17 @@ from memopt.catalog import METHODS
 REPO = Path(__file__).resolve().parents[1]
 DOCUMENT = REPO / "docs" / "conformance.md"
 RECORD = "MEMOPT_CONFORMANCE"  # where tests/conformance/conftest.py writes what came out
-ELSEWHERE = {"fsdp2": "tests/distributed"}  # held by tests that are not of this suite
+SUITE = "tests/conformance"
+ELSEWHERE = {
+    "fsdp2": "tests/distributed/test_fsdp2.py"
+}  # held to, method by method, by other files
 
 HEAD = """# What every method does, and what some do not
 
-*Made by `python tools/conformance.py` from the results of `tests/conformance`, which holds every
-row of the catalog to the same promises. Where a method does not keep one, `memopt/catalog.py` says
-why, and a test holds that to be so: an exception that is none any more fails.*
+*Made by `python tools/conformance.py` from the results of `tests/conformance` (and, for `fsdp2`,
+of `tests/distributed`), which hold every row of the catalog to the same promises. Where a method
+does not keep one, `memopt/catalog.py` says why, and a test holds that to be so: an exception that
+is none any more fails (not for `fsdp2`).*
 
 **yes**: kept, by every test of the promise. **refused**: the method says so by an error that names
 what to do instead. **no**: not kept, and nothing can say so at run time (there is no gradient to
@@ -39,54 +45,58 @@ Outcomes = Mapping[str, Mapping[str, str]]
 def declared() -> Outcomes:
     """What the catalog promises: method to capability to ``yes`` or ``no``."""
     return {
-        name: {key: "no" if key in method.limits else "yes" for key in held_here()}
+        name: {key: "no" if key in method.limits else "yes" for key in CAPABILITIES}
         for name, method in METHODS.items()
     }
 
 
-def held_here() -> list[str]:
-    """The capabilities that tests/conformance holds methods to."""
-    return [key for key in CAPABILITIES if key not in ELSEWHERE]
-
-
 def measured() -> Outcomes:
-    """Runs the suite.
+    """Runs the tests.
 
     Raises:
         SystemExit: a test failed, or its outcome contradicts the catalog.
     """
     with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "outcomes.json"
+        record, report = Path(folder) / "outcomes.json", Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        chosen = [SUITE, *ELSEWHERE.values(), "-m", "law or distributed"]
         done = subprocess.run(
-            [*command, "tests/conformance", "-m", "law"],
+            [*command, *chosen, f"--junitxml={report}", "--durations=30"],
             cwd=REPO,
             env=os.environ | {RECORD: str(record)},
         )
         if done.returncode:
             raise SystemExit("not written: a test failed")
         lists = json.loads(record.read_text())
+        passed = _passed(report)
     found = {
         name: {key: "yes" if set(each) == {"yes"} else "no" for key, each in results.items()}
         for name, results in lists.items()
     }
+    for key, path in ELSEWHERE.items():
+        for name, results in found.items():
+            results[key] = "yes" if (path, name) in passed else "no"
     told = declared()
     if wrong := [name for name in told if found.get(name) != told[name]]:
         raise SystemExit(f"not written: outcomes and catalog differ for {', '.join(wrong)}")
-    return {name: found[name] for name in told}
+    return {name: {key: found[name][key] for key in CAPABILITIES} for name in told}
+
+
+def _passed(report: Path) -> set[tuple[str, str]]:
+    """Files and last parameters of the tests of a JUnit report, all of which have passed."""
+    cases = ElementTree.parse(report).iter("testcase")
+    return {
+        (f"{case.get('classname', '').replace('.', '/')}.py", name[1])
+        for case in cases
+        if (name := re.search(r"\[(?:.*-)?(\w+)\]$", case.get("name", "")))
+    }
 
 
 def document(outcomes: Outcomes) -> str:
     """The document as Markdown."""
     parts = [HEAD]
-    for group, keys in groupby(held_here(), key=lambda key: CAPABILITIES[key].group):
+    for group, keys in groupby(CAPABILITIES, key=lambda key: CAPABILITIES[key].group):
         parts.append(_section(group, list(keys), outcomes))
-    for key, place in ELSEWHERE.items():
-        reasons = [f"- `{n}`: {m.limits[key]}" for n, m in METHODS.items() if key in m.limits]
-        parts.append(
-            f"## {CAPABILITIES[key].group}\n\n`{key}`: {CAPABILITIES[key].says}. Tried for some "
-            f"methods by `{place}`. Not:\n\n" + "".join(f"{line}.\n" for line in reasons)
-        )
     return "\n".join(parts)
 
 

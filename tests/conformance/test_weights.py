@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.subjects import Net, Training, moved, same
+from tests.conformance.subjects import Net, Training, moved
 
 law = pytest.mark.law
 
@@ -67,7 +67,6 @@ def laid_out_otherwise(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.variants
 @pytest.mark.parametrize("what", ["gradients", "weights"])
 def test_strides_make_no_difference(subject, what) -> None:
-    # one layout of the same numbers gives the same update, up to the order of sums
     plain, strided = subject.start(), subject.start(strided_weights(what == "weights"))
     for step in range(3):
         for training in (plain, strided):
@@ -78,9 +77,12 @@ def test_strides_make_no_difference(subject, what) -> None:
         for training in (plain, strided):
             training.optimizer.step()
             training.optimizer.zero_grad()
+    start = subject.start().values()
     for name, value in plain.values().items():
-        torch.testing.assert_close(strided.values()[name], value, rtol=1e-3, atol=1e-4)
-    assert not same(plain.values(), subject.start().values())
+        # sums of another order round otherwise: far less than the weight has moved
+        apart, way = (strided.values()[name] - value).abs().max(), (value - start[name]).abs().max()
+        assert apart <= 1e-3 * way + 1e-7
+    assert moved(start, plain.values()) == plain.trained()
 
 
 def strided_weights(wanted: bool) -> nn.Module:
