@@ -39,7 +39,8 @@ class LoRAPre(MemoptOptimizer):
         factors: which factors stand in m and v: ``"old"``, those before the update (the literal
             exponential mean), or ``"new"``. The paper can be read both ways.
         damping: d of the r x r systems; without it the first step, where mB is zero, would have
-            no solution. Singular values of the gradient below d leave no trace in the moments.
+            no solution. Singular values of the gradient below d leave no trace in the moments:
+            a third party's 1e-4 is above most of a small language model's.
         betas: b1 and b2.
         eps: added to the root of the bias-corrected v, as in torch.
         storage: of the factors: ``"float32"``, ``"bfloat16"`` or ``"8bit"``.
@@ -55,9 +56,9 @@ class LoRAPre(MemoptOptimizer):
         *,
         rank: int = 16,
         factors: str = "old",
-        damping: float = 1e-4,
+        damping: float = 1e-8,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-5,
+        eps: float = 1e-8,
         storage: str = "float32",
         projection_seed: int = 0,
         **common: Unpack[Common],

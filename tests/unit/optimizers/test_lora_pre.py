@@ -43,7 +43,9 @@ def written_out(
 
 
 def run(weight: nn.Parameter, grads: list[Tensor], **arguments) -> memopt.LoRAPre:
-    optimizer = memopt.LoRAPre([("w", weight)], **{"lr": 0.1, "betas": BETAS, **arguments})
+    optimizer = memopt.LoRAPre(
+        [("w", weight)], **{"lr": 0.1, "betas": BETAS, "eps": 1e-5, **arguments}
+    )
     for grad in grads:
         weight.grad = grad.reshape(weight.shape)
         optimizer.step()
