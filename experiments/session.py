@@ -16,7 +16,16 @@ import transformers
 from transformers import PreTrainedModel
 
 import memopt
-from experiments import checkpoints, models, processes, rundir, sharded, spec, training
+from experiments import (
+    checkpoints,
+    models,
+    processes,
+    rundir,
+    sharded,
+    spec,
+    trackers,
+    training,
+)
 from experiments.data.prepare import prepare
 from experiments.errors import UserError
 from experiments.rundir import MetricsFile
@@ -44,7 +53,15 @@ def main(kind: str, make_task: Callable[[RunSpec, Path], Task]) -> None:
     parser.add_argument(
         "--work", type=Path, help="checkpoints; default OUT_DIR/../../work/<run_id>"
     )
+    parser.add_argument(
+        "--track",
+        default=trackers.TENSORBOARD,
+        metavar="NAME",
+        help="where curves go while training: tensorboard (default, into WORK/../../tensorboard/), "
+        "none, or another that transformers knows, such as wandb",
+    )
     arguments = parser.parse_args()
+    trackers.check(arguments.track)
     run = spec.load(RunSpec, arguments.run)
     if run.task != kind:
         raise UserError(
@@ -58,7 +75,7 @@ def main(kind: str, make_task: Callable[[RunSpec, Path], Task]) -> None:
         processes.together(cpu=run.resources.gpus == 0),
     ):
         if not processes.from_first(processes.first() and rundir.finished(out_dir, run)):
-            execute(run, out_dir, data, work, make_task)
+            execute(run, out_dir, data, work, make_task, arguments.track)
         elif processes.first():
             print(f"{run.run_id} is already finished in {out_dir}", file=sys.stderr)
         if processes.first():
@@ -66,7 +83,12 @@ def main(kind: str, make_task: Callable[[RunSpec, Path], Task]) -> None:
 
 
 def execute(
-    run: RunSpec, out_dir: Path, data: Path, work: Path, make_task: Callable[[RunSpec, Path], Task]
+    run: RunSpec,
+    out_dir: Path,
+    data: Path,
+    work: Path,
+    make_task: Callable[[RunSpec, Path], Task],
+    track: str = trackers.NONE,
 ) -> None:
     """Prepares, trains or resumes, and writes the four files."""
     training.prepare_process(run.threads)
@@ -84,7 +106,7 @@ def execute(
     checkpoint = processes.from_first(newest)
     started = checkpoint[1] if checkpoint else 0
     sessions = rundir.begin_session(work, started) if processes.first() else []
-    outcome = training.train(run, task, optimizer, work, checkpoint)
+    outcome = training.train(run, task, optimizer, work, checkpoint, track)
     results = summary(run, task, optimizer, outcome, predicted)  # counts adapters, if there are any
     weights = sharded.whole_weights(task.model) if sharded.is_divided(task.model) else None
     if not processes.first():
@@ -138,6 +160,7 @@ def summary(
         "peak_rss_bytes": rundir.peak_rss_bytes(),
         "peak_method": rundir.PEAK_METHOD,
         "tokens_per_second": outcome.tokens_per_second,
+        "time_shares": outcome.time_shares,
         "seconds": outcome.seconds,
         "diverged": outcome.diverged,
         "verdict": outcome.verdict,

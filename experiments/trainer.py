@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from experiments import processes, sharded
+from experiments.clock import Clock
 from memopt.distributed import full_state_dict
 from memopt.states import sharding
 
@@ -24,13 +25,20 @@ class RunTrainer(Trainer):
 
     held_out: Callable[[PreTrainedModel], dict[str, float]]
     timing: Any = None
+    clock: Clock
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Metrics over the whole held-out set."""
-        found = processes.from_first(self.held_out(self.model))
-        sharded.settle(self.model)
+        with self.clock.paused("outside"):
+            found = processes.from_first(self.held_out(self.model))
+            sharded.settle(self.model)
+        self.log({f"eval_{key}": value for key, value in found.items()})  # for trackers
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
         return found
+
+    def _save_checkpoint(self, *given: Any, **named: Any) -> None:
+        with self.clock.paused("outside"):
+            super()._save_checkpoint(*given, **named)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         if self.timing is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ from transformers import (
 )
 
 import memopt
-from experiments import checkpoints, processes, sharded
+from experiments import checkpoints, processes, sharded, trackers
+from experiments.clock import Clock
 from experiments.errors import UserError
 from experiments.evaluate import Collate
 from experiments.progress import Progress
@@ -110,6 +110,7 @@ class Outcome:
         final: metrics after the last update; empty for a diverged run.
         seconds: in updates, over all sessions; evaluation and checkpoints not counted.
         tokens_per_second: of this session's updates; None if it did none.
+        time_shares: of this session, see :meth:`Clock.shares`; None if it did no update.
     """
 
     steps: int
@@ -118,6 +119,7 @@ class Outcome:
     final: dict[str, float]
     seconds: float
     tokens_per_second: float | None
+    time_shares: dict[str, float] | None
 
 
 def prepare_process(threads: int) -> None:
@@ -191,6 +193,7 @@ def train(
     optimizer: torch.optim.Optimizer,
     work: Path,
     checkpoint: tuple[Path, int] | None,
+    track: str = trackers.NONE,
 ) -> Outcome:
     """Trains to the end, or to where the run has to be given up.
 
@@ -200,6 +203,7 @@ def train(
         optimizer: of the model.
         work: folder of the unfinished run.
         checkpoint: where to go on, with its step; None for the beginning.
+        track: name of a tracker, see `experiments.trackers`.
     """
     done = checkpoint[1] if checkpoint else 0
     recorder = Recorder(run, task, work, done)
@@ -213,10 +217,11 @@ def train(
         data_collator=task.collate,
         train_dataset=Order(task.rows, run.train.steps * run.train.batch_size, run.seeds.data),
         eval_dataset=task.rows,  # Trainer asks for one; `evaluate` brings its own
-        callbacks=[recorder],
+        callbacks=[recorder, *trackers.callbacks(track, run.run_id, work, done)],
         optimizers=(optimizer, None),
     )
     trainer.held_out = task.evaluate
+    trainer.clock = recorder.clock
     trainer.timing = getattr(optimizer, "timing", None)
     if sharded.is_divided(task.model) or _exchanges(run, catalog_entry(run.method.name)):
         trainer.leave_model_alone()
@@ -244,6 +249,7 @@ def train(
         final={} if diverged else recorder.last_evaluation or task.evaluate(task.model),
         seconds=recorder.seconds,
         tokens_per_second=(steps - done) * tokens_per_step(run) / seconds if seconds else None,
+        time_shares=recorder.clock.shares(),
     )
 
 
@@ -267,17 +273,27 @@ class Recorder(TrainerCallback):
         self.progress = Progress(
             run.run_id, run.train.steps, done, self.tokens_per_step, shown=processes.first()
         )
-        self._step_began = 0.0
+        self.clock = Clock()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Starts the clock of one update."""
-        self._step_began = time.perf_counter()
+        """An update begins."""
+        self.clock.stop("outside")
+        self.clock.start("update")
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Gradients are there."""
+        self.clock.start("optimizer")
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Weights are new."""
+        self.clock.stop("optimizer")
 
     def on_step_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Stops the clock; the last update is always recorded."""
-        self.seconds += time.perf_counter() - self._step_began
+        """An update is done; the last one is always recorded."""
+        self.seconds += self.clock.stop("update")
+        self.clock.start("outside")
         self.progress.step()
         if state.global_step >= state.max_steps:
             control.should_log = True

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 SUITE = ["--config", "suite=ci"]
 RUNS = Path("results/ci/runs")
-WALL_CLOCK = ("seconds", "tokens_per_second", "peak_rss_bytes")
+WALL_CLOCK = ("seconds", "tokens_per_second", "peak_rss_bytes", "time_shares")
 
 
 def results(root: Path) -> dict[str, object]:

@@ -30,7 +30,7 @@ def outcome(root: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     folder = root / "runs" / "r"
     summary = json.loads((folder / "summary.json").read_text())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-    wall_clock = {"seconds", "tokens_per_second", "peak_rss_bytes"}
+    wall_clock = {"seconds", "tokens_per_second", "peak_rss_bytes", "time_shares"}
     return (
         {k: v for k, v in summary.items() if k not in wall_clock},
         [{k: v for k, v in row.items() if k not in wall_clock} for row in rows],
