@@ -219,16 +219,21 @@ def table(suite: str | None) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
 
+def write(frame: pd.DataFrame, out: Path) -> None:
+    """Writes a table whole or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.partial")
+    frame.to_parquet(partial, index=False)
+    partial.replace(out)
+
+
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.memory", description=__doc__)
     parser.add_argument("out", type=Path, metavar="OUT.parquet")
     parser.add_argument("--suite", help="adds the rows of a file of experiments/suites")
     arguments = parser.parse_args()
     frame = table(arguments.suite)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = arguments.out.with_name(f".{arguments.out.name}.partial")
-    frame.to_parquet(partial, index=False)
-    partial.replace(arguments.out)
+    write(frame, arguments.out)
     counts = frame.agreement.value_counts()
     print(f"{arguments.out}: {len(frame)} rows; printed figures: {counts.to_dict()}")
 

@@ -27,19 +27,20 @@ class Step:
     Attributes:
         report: weights, gradients, states and the update's transient.
         workload: batch and how it is run.
+        release: which gradients are dropped as they come.
         adapter: for methods that change the model: targets and arguments, as JSON.
     """
 
     report: Report
     workload: Workload
+    release: Release
     adapter: str | None = None
 
     @cached_property
     def course(self) -> Course:
         """What lives in forward and backward beside weights and states."""
-        release = _RELEASES.get(catalog.get(self.report.method).timing, "never")
         adapter = None if self.adapter is None else (self.report.method, self.adapter)
-        return _course(self.workload, self.report.dtype, release, adapter)
+        return _course(self.workload, self.report.dtype, self.release, adapter)
 
     @property
     def activations(self) -> int:
@@ -67,8 +68,9 @@ class Step:
         """The same step with another micro-batch."""
         return replace(self, workload=replace(self.workload, batch=batch))
 
-    def largest_batch(self, memory: int) -> int:
-        """The largest micro-batch whose peak is within ``memory`` bytes; 0 if none is.
+    @cached_property
+    def lines(self) -> list[tuple[int, int]]:
+        """For each moment the bytes without any sequence, and those that each one adds.
 
         Bytes are linear in the batch at every moment, so that a second pass, with one sequence
         more, tells all others.
@@ -82,14 +84,18 @@ class Step:
                 f"the model runs other operations with batch {batch} than with {batch + 1}: its "
                 "memory is not linear in the batch"
             )
-        limits = []
-        for here, there in zip(self.moments, wider.moments, strict=True):
-            slope = there - here
-            if here - slope * batch > memory:
-                return 0
-            if slope > 0:
-                limits.append((memory - here + slope * batch) // slope)
-        return min(limits)
+        pairs = zip(self.moments, wider.moments, strict=True)
+        return [(here - (there - here) * batch, there - here) for here, there in pairs]
+
+    def peak_at(self, batch: int) -> int:
+        """The peak with another micro-batch, from `lines`."""
+        return max(fixed + slope * batch for fixed, slope in self.lines)
+
+    def largest_batch(self, memory: int) -> int:
+        """The largest micro-batch whose peak is within ``memory`` bytes; 0 if none is."""
+        if any(fixed > memory for fixed, _ in self.lines):
+            return 0
+        return min((memory - fixed) // slope for fixed, slope in self.lines if slope > 0)
 
     def to_dict(self) -> dict[str, Any]:
         """The report's numbers, the workload's, and the peak; ready for JSON."""
@@ -107,6 +113,7 @@ def step(
     micro_batches: int = 1,
     checkpointing: bool = False,
     attention: str = "sdpa",
+    in_backward: bool = False,
     targets: Any = "auto",
     **arguments: Any,
 ) -> Step:
@@ -124,6 +131,7 @@ def step(
         micro_batches: forward and backward passes in one step.
         checkpointing: recompute the activations of each block in backward.
         attention: ``"sdpa"`` or ``"eager"``.
+        in_backward: update under `memopt.update_in_backward`, whatever the method.
         targets: as in `memopt.param_groups`.
         **arguments: of the method's constructor.
 
@@ -136,9 +144,11 @@ def step(
         arguments = {"micro_batches": micro_batches} | arguments
     config = json.dumps(shapes.fields_of(model), sort_keys=True)
     workload = Workload(config, batch, seq, micro_batches, checkpointing, attention)
-    report = predict(model, method, dtype, targets=targets, **arguments)
+    alone = in_backward and micro_batches == 1  # more must be held until the last
+    report = predict(model, method, dtype, targets=targets, in_backward=alone, **arguments)
+    release = "last" if in_backward else _RELEASES.get(entry.timing, "never")
     adapter = json.dumps([targets, arguments]) if entry.kind == "adapter" else None
-    return Step(report, workload, adapter)
+    return Step(report, workload, release, adapter)
 
 
 @cache

@@ -40,6 +40,7 @@ def predict(
     *,
     targets: Any = "auto",
     processes: int = 1,
+    in_backward: bool = False,
     **arguments: Any,
 ) -> Report:
     """Predicts the bytes of weights, gradients and optimizer state, without allocating any.
@@ -54,6 +55,8 @@ def predict(
         targets: which parameters the method treats, as in `memopt.param_groups`.
         processes: for `zero1_adamw`, which divides its state among so many; the report is that of
             the process which keeps the most (weights and gradients are whole on each).
+        in_backward: gradients are released by `memopt.update_in_backward` with one micro-batch,
+            whatever the method.
         **arguments: of the method's constructor; ``storage`` sets the precision of its state.
 
     Returns:
@@ -74,7 +77,7 @@ def predict(
     # built for a twin: no hook and no adapter ever touches the caller's model
     given = {"lr": ANY_LR} | arguments
     optimizer, kept_here = _optimizer(entry, _twin(module, worked), targets, given, processes)
-    released = _releases(entry, arguments)
+    released = in_backward or _releases(entry, arguments)
     rows: list[GroupBytes] = []
     tensors: Counter[str] = Counter()
 
