@@ -1,9 +1,15 @@
 """The table of whole steps: LOMO's and COAP's peaks, AdamA's micro-batches, the largest model.
 
-    python -m experiments.memory_steps results/smoke/tables/steps.parquet --suite smoke
+    python -m experiments.memory_steps results/smoke/tables --suite smoke
 
 Nothing is trained: forward and backward run on tensors without memory (`memopt.accounting.step`).
-A suite marked smoke takes the smaller models, cards and precisions. One row is one figure. Columns:
+A suite says how broad (``steps`` in its file): ``all``; ``less``, with fewer models, cards and
+precisions; ``least``, the same code on small stand-ins, with nothing to compare.
+
+``timeline.parquet`` is the course of a traced step: ``model``, ``method``, ``dtype``, ``operation``
+(its number), ``phase``, and the bytes of each kind of `memopt.accounting.tracing.KINDS`.
+
+``steps.parquet`` has one row a figure. Columns:
 
 - ``study``: ``lomo_table1``, ``coap_figure2``, ``micro_batches``, ``largest_model``.
 - ``source``, ``where``: the paper and its table or figure.
@@ -13,7 +19,8 @@ A suite marked smoke takes the smaller models, cards and precisions. One row is 
   (transient), ``sum`` (the first four, as LOMO adds), ``peak``; or ``layers``, ``parameters`` of
   the largest model.
 - ``value``: bytes; a count for ``layers`` and ``parameters``.
-- ``unit``, ``printed``, ``ours``, ``agreement``, ``reason``: beside what the paper prints.
+- ``unit``, ``printed``, ``ours``, ``agreement``, ``reason``: beside what the paper prints; the
+  agreement is one of `memory.AGREEMENTS`, or ``other model`` where closeness would mean nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ import pandas as pd
 from experiments import memory, spec, suites
 from experiments.errors import command_line
 from memopt import catalog
-from memopt.accounting import convert, shapes, step
+from memopt.accounting import convert, shapes, step, trace
 from memopt.accounting.fit import Step
 
 PRINTED = Path(__file__).parent / "printed" / "steps.yaml"
@@ -45,10 +52,13 @@ COLUMNS = {
 MINI_BATCH, LENGTH = 64, 128
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 ADAMA_MODELS = ("bert_large", "bert_4b")
+STAND_IN = "minilm_l6"
 ADAMA_METHODS = ("adamw", "adama")
 PRECISIONS = ("float32", "mixed")
 CARDS = (16 * 10**9, 32 * 10**9, 80 * 10**9)  # V100, V100, A100
 PROCESSES = 8
+TIMELINES = ("adamw", "lomo", "adalomo", "adama", "gwt")
+POINTS = 300
 DEEP = {"batch": 8, "seq": 128, "micro_batches": 8}  # of the largest model; a choice of ours
 Part = Literal["weights", "gradients", "states", "activations", "sum", "peak"]
 
@@ -72,6 +82,7 @@ class Table(spec.Strict):
     model: str
     workload: dict[str, Any]
     unit: str
+    comparable: bool = True
     reason: str
     rows: list[Row]
 
@@ -135,8 +146,8 @@ def _beside(value: int, printed: str | None, table: Table) -> dict[str, Any]:
     if printed is None:
         return {}
     ours = convert(value, table.unit)
-    agreement = memory.agrees(ours, printed)
-    reason = table.reason if agreement == "differs" else ""
+    agreement = memory.agrees(ours, printed) if table.comparable else "other model"
+    reason = table.reason if agreement in ("differs", "other model") else ""
     figure = {"unit": table.unit, "printed": float(printed), "ours": ours}
     return figure | {"agreement": agreement, "reason": reason}
 
@@ -147,7 +158,7 @@ def micro_batch_rows(model: str, precisions: Sequence[str]) -> Iterator[dict[str
     for dtype in precisions:
         for method in ADAMA_METHODS:
             one, many = (
-                step(model, method, dtype, batch=1, seq=LENGTH, micro_batches=n) for n in (1, 2)
+                step(model, method, dtype, batch=2, seq=LENGTH, micro_batches=n) for n in (1, 2)
             )  # every later micro-batch is like the second
             for count in MICRO_BATCHES:
                 batch = MINI_BATCH // count
@@ -201,30 +212,64 @@ def deepest(model: str, method: str, dtype: str, processes: int, limit: int) -> 
     return layers
 
 
-def table(suite: str | None) -> pd.DataFrame:
-    """All rows; fewer models, cards and precisions for a suite that is marked smoke."""
-    smoke = suite is not None and all(run.smoke for run in suites.expand(suite))
-    file = spec.load(File, PRINTED)
+def timeline_rows(file: File, methods: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """LOMO's step on LLaMA-7B with checkpointing, operation by operation, for several methods."""
+    study = file.lomo_table1
+    for method in methods:
+        own = step(study.model, method, "bfloat16", **study.workload, checkpointing=True)
+        followed = trace(own.workload.model, own.workload.inputs, method, "bfloat16")
+        head = {"model": study.model, "method": method, "dtype": followed.dtype}
+        yield from ({**head, **row} for row in followed.thinned(POINTS))
+
+
+def narrowed(file: File, breadth: str) -> File:
+    """For ``least`` the papers' tables on a small model, with nothing to compare."""
+    if breadth != "least":
+        return file
+    work = {"batch": 2, "seq": 32, "attention": "eager"}
+
+    def small(table: Table) -> Table:
+        rows = [
+            row.model_copy(update={"printed": {}, "arguments": row.arguments | _small(row)})
+            for row in table.rows
+        ]
+        return table.model_copy(update={"model": "llama_micro", "workload": work, "rows": rows})
+
+    return File(lomo_table1=small(file.lomo_table1), coap_figure2=small(file.coap_figure2))
+
+
+def _small(row: Row) -> dict[str, Any]:
+    return {"rank": 8} if "rank" in row.arguments else {}
+
+
+def table(file: File, breadth: str) -> pd.DataFrame:
+    """All rows of ``steps.parquet``."""
     rows = [
         *paper_rows("lomo_table1", file.lomo_table1),
         *paper_rows("coap_figure2", file.coap_figure2),
     ]
-    precisions = PRECISIONS[:1] if smoke else PRECISIONS
-    for model in ADAMA_MODELS[:1] if smoke else ADAMA_MODELS:
+    precisions = PRECISIONS if breadth == "all" else PRECISIONS[:1]
+    models = {"least": (STAND_IN,), "less": ADAMA_MODELS[:1], "all": ADAMA_MODELS}[breadth]
+    for model in models:
         rows += micro_batch_rows(model, precisions)
-    rows += largest_rows(ADAMA_MODELS[-1], precisions, CARDS[:1] if smoke else CARDS)
+    cards = {"least": (2 * 10**9,), "less": CARDS[:1], "all": CARDS}[breadth]
+    rows += largest_rows(STAND_IN if breadth == "least" else ADAMA_MODELS[-1], precisions, cards)
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
 
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.memory_steps", description=__doc__)
-    parser.add_argument("out", type=Path, metavar="OUT.parquet")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("--suite", help="a file of experiments/suites, for its breadth")
     arguments = parser.parse_args()
-    frame = table(arguments.suite)
-    memory.write(frame, arguments.out)
+    breadth = suites.breadth(arguments.suite) if arguments.suite else "all"
+    file = narrowed(spec.load(File, PRINTED), breadth)
+    frame = table(file, breadth)
+    memory.write(frame, arguments.out / "steps.parquet")
+    methods = TIMELINES if breadth == "all" else TIMELINES[:2]
+    memory.write(pd.DataFrame(timeline_rows(file, methods)), arguments.out / "timeline.parquet")
     counts = frame.study.value_counts(sort=False)
-    print(f"{arguments.out}: {len(frame)} rows: {counts.to_dict()}")
+    print(f"{arguments.out}/steps.parquet: {len(frame)} rows: {counts.to_dict()}")
 
 
 if __name__ == "__main__":

@@ -140,10 +140,14 @@ class Study(Strict):
 
 
 class SuiteFile(Strict):
-    """``suites/<name>.yaml``: studies, and whether they are too small to conclude from."""
+    """``suites/<name>.yaml``: studies, and whether they are too small to conclude from.
+
+    ``steps`` is the breadth of `experiments.memory_steps`.
+    """
 
     description: str
     smoke: bool = False
+    steps: Literal["least", "less", "all"] = "all"
     studies: Annotated[list[Study], Field(min_length=1)]
 
 
@@ -238,6 +242,11 @@ def _data(study: Study, task: TaskFile, model: ModelSpec, where: str) -> spec.Da
         if isinstance(tokenizer, dict) and tokenizer.get("kind") == "bpe" and model.shape:
             content["tokenizer"] = {"vocab_size": model.shape.get("vocab_size"), **tokenizer}
     return spec.parse(spec.DataSpec, content, where)
+
+
+def breadth(suite: str) -> str:
+    """How much of `experiments.memory_steps` a suite computes."""
+    return str(_read(SuiteFile, "suites", suite).steps)
 
 
 def expand(suite: str) -> list[RunSpec]:

@@ -8,6 +8,7 @@ linearly with it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memopt.accounting.live import Alive
 from memopt.accounting.real import Workload, loss_of
@@ -66,7 +68,7 @@ def follow(
     workload: Workload,
     dtype: str,
     release: Release,
-    adapt: Callable[[nn.Module], Any] = lambda model: None,
+    adapt: Callable[[nn.Module], Any] | None = None,
 ) -> Course:
     """Runs the micro-batches of one step without an optimizer.
 
@@ -82,8 +84,7 @@ def follow(
     """
     with FakeTensorMode(allow_non_fake_inputs=True), tracing_errors():
         with default_dtype(BUILD_DTYPES[dtype]):
-            model = workload.model()
-        kept = adapt(model)  # what watches the model must live as long
+            model = _adapted(workload, adapt) if adapt else workload.model()
         batches = min(workload.micro_batches, 2)  # every later one is like the second
         with _Recorder() as record:
             for index in range(batches):
@@ -95,9 +96,23 @@ def follow(
                 del loss
                 for hook in hooks:
                     hook.remove()
-        del kept
     buffers = sum(buffer.nbytes for buffer in model.buffers())
     return Course(tuple(record.live), tuple(record.gradients), tuple(record.arrivals), buffers)
+
+
+def _adapted(workload: Workload, adapt: Callable[[nn.Module], Any]) -> nn.Module:
+    """The changed model, made on the meta device: peft cannot change one of fake tensors."""
+    with _disable_current_modes(), torch.device("meta"):
+        model = workload.model()
+        adapt(model)
+    memo: dict[int, Any] = {
+        id(param): nn.Parameter(
+            torch.empty(param.shape, dtype=param.dtype), requires_grad=param.requires_grad
+        )
+        for param in model.parameters()
+    }
+    memo |= {id(b): torch.empty(b.shape, dtype=b.dtype) for b in model.buffers()}
+    return copy.deepcopy(model, memo)
 
 
 def _watch(model: nn.Module, record: _Recorder, *, drops: bool) -> list[Any]:

@@ -72,19 +72,20 @@ class Step:
     def lines(self) -> list[tuple[int, int]]:
         """For each moment the bytes without any sequence, and those that each one adds.
 
-        Bytes are linear in the batch at every moment, so that a second pass, with one sequence
-        more, tells all others.
+        Bytes are linear in the batch at every moment, so that passes with two batches tell all
+        others. A single sequence is no good base: some models treat it apart.
 
         Raises:
             UnsupportedCombination: the model runs other operations for another batch.
         """
-        batch, wider = self.workload.batch, self.with_batch(self.workload.batch + 1)
-        if len(self.moments) != len(wider.moments):
+        batch = max(self.workload.batch, 2)
+        narrow, wide = (self.with_batch(count).moments for count in (batch, batch + 1))
+        if len(narrow) != len(wide):
             raise UnsupportedCombination(
                 f"the model runs other operations with batch {batch} than with {batch + 1}: its "
                 "memory is not linear in the batch"
             )
-        pairs = zip(self.moments, wider.moments, strict=True)
+        pairs = zip(narrow, wide, strict=True)
         return [(here - (there - here) * batch, there - here) for here, there in pairs]
 
     def peak_at(self, batch: int) -> int:
@@ -156,11 +157,11 @@ def _course(
     workload: Workload, dtype: str, release: Release, adapter: tuple[str, str] | None
 ) -> Course:
     """One pass; kept, as it serves all methods that release the same gradients."""
+    if adapter is None:
+        return follow(workload, dtype, release)
 
     def adapt(model: nn.Module) -> Any:
-        if adapter is not None:
-            method, (targets, arguments) = adapter[0], json.loads(adapter[1])
-            return catalog.create(method, model, targets=targets, lr=ANY_LR, **arguments)
-        return None
+        method, (targets, arguments) = adapter[0], json.loads(adapter[1])
+        return catalog.create(method, model, targets=targets, lr=ANY_LR, **arguments)
 
     return follow(workload, dtype, release, adapt)

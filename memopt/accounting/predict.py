@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from memopt import catalog
 from memopt.accounting import shapes, transient
+from memopt.accounting.course import default_dtype
 from memopt.accounting.report import LABELS, GroupBytes, Report
 from memopt.errors import unknown
 from memopt.optimizers.adamw import AdamW
@@ -212,6 +213,8 @@ def _optimizer(
             f"processes={processes}: {entry.name} keeps the same on every process; only "
             "zero1_adamw divides its state"
         )
-    optimizer = entry.build(twin, targets, arguments)
+    # adapters are added weights: without elements, too, and in the model's own dtype
+    with torch.device("meta"), default_dtype(next(twin.parameters()).dtype):
+        optimizer = entry.build(twin, targets, arguments)
     assert isinstance(optimizer, MemoptOptimizer)
     return optimizer, {id(p) for group in optimizer.param_groups for p in group["params"]}

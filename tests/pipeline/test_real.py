@@ -63,10 +63,10 @@ def test_plans_after_a_change(real: Project, tmp_path: Path) -> None:
     changed = real.copy(tmp_path)
     changed.edit("notebooks/figlib/style.py", "import", "# a change\nimport")
     notebooks = {rule: n for rule, n in changed.planned(*SUITE).items() if rule != "gallery"}
-    assert set(notebooks) == {"notebook_convergence", "notebook_memory"}
+    assert set(notebooks) == {"notebook_convergence", "notebook_memory", "notebook_memory_tables"}
     changed.edit("experiments/methods/gwt.yaml", "level: 2", "level: 1")
     assert changed.planned(*SUITE) == {
-        **{"train": 1, "collect": 1, "memory": 1, "gallery": 1},
+        **{"train": 1, "collect": 1, "memory": 1, "memory_steps": 1, "gallery": 1},
         **notebooks,
     }
 

@@ -42,7 +42,13 @@ def test_style_of_plots_remakes_figures_only(finished: Project) -> None:
 
 def test_one_hyperparameter_trains_one_run(finished: Project) -> None:
     finished.edit("suite.json", '"level": 2', '"level": 3')
-    assert finished.planned() == {"train": 1, "collect": 1, "memory": 1, **FIGURES}
+    assert finished.planned() == {
+        "train": 1,
+        "collect": 1,
+        "memory": 1,
+        "memory_steps": 1,
+        **FIGURES,
+    }
     finished.run(TABLES)
     assert finished.read("trained.log").splitlines()[-1].startswith("gwt from 0")
     rows = finished.read(TABLES)
@@ -51,7 +57,7 @@ def test_one_hyperparameter_trains_one_run(finished: Project) -> None:
 
 def test_a_run_taken_out_trains_nothing(finished: Project) -> None:
     finished.edit("suite.json", '{"method": "gwt", "level": 2},', "")
-    assert finished.planned() == {"collect": 1, "memory": 1, **FIGURES}
+    assert finished.planned() == {"collect": 1, "memory": 1, "memory_steps": 1, **FIGURES}
 
 
 def test_comments_and_labels_train_nothing(finished: Project) -> None:
@@ -68,12 +74,24 @@ def test_figures_of_a_fresh_clone_are_not_taken_for_results(finished: Project) -
     # paper_figures/ is committed, results/ and .snakemake/ are not
     for folder in ("results", ".snakemake"):
         shutil.rmtree(finished.root / folder)
-    assert finished.planned() == {"train": 3, "collect": 1, "memory": 1, **FIGURES}
+    assert finished.planned() == {
+        "train": 3,
+        "collect": 1,
+        "memory": 1,
+        "memory_steps": 1,
+        **FIGURES,
+    }
 
 
 def test_suites_share_data_and_leave_each_other_alone(finished: Project) -> None:
     other = ["--config", "suite=other"]
-    assert finished.planned(*other) == {"train": 3, "collect": 1, "memory": 1, **FIGURES}
+    assert finished.planned(*other) == {
+        "train": 3,
+        "collect": 1,
+        "memory": 1,
+        "memory_steps": 1,
+        **FIGURES,
+    }
     finished.run("results/other/tables/runs.parquet", *other)
     assert finished.planned() == {}
 

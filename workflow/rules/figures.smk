@@ -10,6 +10,7 @@ for notebook, made in NOTEBOOKS.items():
             runs=rules.collect.output.runs,
             metrics=rules.collect.output.metrics,
             memory=rules.memory.output,
+            steps=rules.memory_steps.output,
             figlib=files("notebooks/figlib/**/*.py"),
             notebook=f"notebooks/{notebook}.ipynb",
         output:

@@ -45,3 +45,28 @@ rule memory:
         "Table: bytes by formula, beside printed figures"
     shell:
         "python -m experiments.memory {output} --suite {params.suite} > {log} 2>&1"
+
+
+rule memory_steps:
+    input:
+        specs=ancient([f"{SPEC}/runs/{run}.yaml" for run in RUNS]),
+        code=files("experiments/memory_steps.py", "memopt/accounting/*.py"),
+        shapes="memopt/accounting/shapes.toml",
+        printed="experiments/printed/steps.yaml",
+    output:
+        steps=f"{RESULTS}/tables/steps.parquet",
+        timeline=f"{RESULTS}/tables/timeline.parquet",
+    log:
+        f"{RESULTS}/logs/memory_steps.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=4000,
+        runtime=60,
+    params:
+        suite=SUITE,
+        tables=subpath(output.steps, parent=True),
+    message:
+        "Table: whole steps on tensors without memory"
+    shell:
+        "python -m experiments.memory_steps {params.tables} --suite {params.suite} > {log} 2>&1"

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.memory import COLUMNS as MEMORY_COLUMNS
+from experiments.memory_steps import COLUMNS as STEPS_COLUMNS
 from experiments.results import METRICS as METRICS_COLUMNS
 
 METHODS = {  # name -> (arguments, end of the loss curve in nats, bytes of state)
@@ -161,6 +162,45 @@ def memory() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(MEMORY_COLUMNS)).astype(MEMORY_COLUMNS)
 
 
+def steps() -> pd.DataFrame:
+    """Whole steps of two methods: parts that differ by checkpointing, printed and not."""
+    rows = []
+    whole = {"arguments": "{}", "model": "llama_7b", "batch": 8, "seq": 512, "micro_batches": 1}
+    for study, source in (("lomo_table1", "LOMO"), ("coap_figure2", "COAP")):
+        for method, checkpointing in (("adamw", False), ("adamw", True), ("lomo", True)):
+            parts = {"weights": 10, "gradients": 10, "states": 20, "activations": 5, "peak": 40}
+            for part, value in parts.items():
+                own = {"study": study, "source": source, "method": method, "part": part}
+                own |= {"checkpointing": checkpointing, "in_backward": False, "processes": 1}
+                printed = {"printed": 41.0, "agreement": "differs", "reason": "made up"}
+                extra = printed if part == "peak" and checkpointing else {}
+                rows.append(whole | own | {"dtype": "bfloat16", "value": value * 2**30} | extra)
+    other = whole | {"checkpointing": False, "in_backward": False, "dtype": "float32"}
+    for method, size in (("adamw", 16), ("adama", 12)):
+        for count in (1, 2, 4):
+            own = {"study": "micro_batches", "method": method, "micro_batches": count}
+            own |= {"batch": 8 // count, "part": "peak", "value": (size + 8 // count) * 2**30}
+            rows.append(other | own)
+        for processes in (1, 8):
+            own = {"study": "largest_model", "method": method, "processes": processes}
+            for part, value in (("parameters", 10**11 // size), ("layers", 9), ("peak", 10**10)):
+                rows.append(other | own | {"memory": 16 * 10**9, "part": part, "value": value})
+    return pd.DataFrame(rows, columns=list(STEPS_COLUMNS)).astype(STEPS_COLUMNS)
+
+
+def timeline() -> pd.DataFrame:
+    """A made-up step of two methods."""
+    kinds = {"weights": 10, "states": 20, "gradients": 3, "temporaries": 1, "other": 0}
+    phases = ["forward"] * 20 + ["backward"] * 20 + ["step"] * 10
+    return pd.DataFrame(
+        {"model": "llama_7b", "method": method, "dtype": "bfloat16", "operation": at}
+        | {"phase": phase, "activations": min(at, 40 - min(at, 40)) * 2**30}
+        | {kind: size * 2**30 for kind, size in kinds.items()}
+        for method in ("adamw", "lomo")
+        for at, phase in enumerate(phases)
+    )
+
+
 def write(folder: Path, seeds: int = 1) -> None:
     """Write the tables as the workflow does."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,3 +209,5 @@ def write(folder: Path, seeds: int = 1) -> None:
     runs.to_parquet(folder / "runs.parquet", index=False)
     metrics.to_parquet(folder / "metrics.parquet", index=False)
     memory().to_parquet(folder / "memory.parquet", index=False)
+    steps().to_parquet(folder / "steps.parquet", index=False)
+    timeline().to_parquet(folder / "timeline.parquet", index=False)
