@@ -59,7 +59,7 @@ def test_micro_batches_are_whole_steps() -> None:
 
 
 def test_deepest_model_fits_and_a_deeper_one_does_not() -> None:
-    limit = 600 * 10**6
+    limit = 10**9
     layers = memory_steps.deepest("minilm_l6", "adama", "float32", 1, limit)
     fits, over = (
         memory_steps.deep("minilm_l6", "adama", "float32", n).peak for n in (layers, layers + 1)
