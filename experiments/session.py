@@ -130,6 +130,7 @@ def summary(
     predicted: accounting.Report,
 ) -> dict[str, Any]:
     """The content of ``summary.json``; measured bytes are those of the first process."""
+    sharded.settle(task.model)
     measured = accounting.measure(task.model, optimizer)
     final = {FINAL_NAMES.get(key, key): value for key, value in outcome.final.items()}
     rows = outcome.steps * run.train.batch_size

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import random
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,14 @@ def execute(root: Path, folder: Path, run: RunSpec) -> None:
     session.execute(run, folder / "run", root / "prepared", work, pretrain.make_task)
 
 
+def interrupted(root: Path, folder: Path, run: RunSpec) -> None:
+    step_end = training.Recorder.on_step_end
+    training.Recorder.on_step_end = dying  # type: ignore[method-assign]
+    with contextlib.suppress(KeyboardInterrupt):
+        execute(root, folder, run)
+    training.Recorder.on_step_end = step_end  # type: ignore[method-assign]
+
+
 def dying(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
     """In place of `Recorder.on_step_end`: dies after the checkpoint of step 4."""
     if state.global_step == 6:
@@ -69,25 +80,32 @@ def work(rank: int, size: int, folder: Path) -> dict[str, Any]:
     root = folder.parent
     for name, parallel in CASES:
         execute(root, folder / f"{name}-{parallel}", run_of(root, name, parallel))
-    step_end = training.Recorder.on_step_end
     for name, parallel in INTERRUPTED:
         run, again = run_of(root, name, parallel), folder / f"{name}-{parallel}-again"
-        training.Recorder.on_step_end = dying  # type: ignore[method-assign]
-        try:
-            execute(root, again, run)
-        except KeyboardInterrupt:
-            processes.wait()
-        training.Recorder.on_step_end = step_end  # type: ignore[method-assign]
+        interrupted(root, again, run)
+        processes.wait()
         execute(root, again, run)
+    execute(root, root / "one to two", run_of(root, "gwt", "fsdp2"))
+    interrupted(root, folder / "two to one", run_of(root, "gwt", "fsdp2"))
+    found = {"again": finished_again(root, folder / "gwt-fsdp2")}
     try:
         training.make_optimizer(run_of(root, "zero1_adamw", "fsdp2"), torch.nn.Linear(2, 2))
     except UserError as error:
-        return {"refused": str(error)}
-    return {}
+        found["refused"] = str(error)
+    return found
+
+
+def finished_again(root: Path, folder: Path) -> str:
+    """What the command says where the run is there."""
+    sys.argv = ["pretrain", str(folder / "run" / "run.yaml"), str(folder / "run")]
+    sys.argv += ["--data", str(root / "prepared"), "--work", str(folder / "work")]
+    with contextlib.redirect_stderr(io.StringIO()) as heard:
+        session.main("pretrain", pretrain.make_task)
+    return heard.getvalue()
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
+def root(tmp_path_factory) -> Iterator[Path]:
     """Documents, their tokens, and every method trained by one process."""
     folder: Path = tmp_path_factory.mktemp("training")
     draw = random.Random(0)
@@ -98,9 +116,10 @@ def root(tmp_path_factory) -> Path:
         for name in METHODS:
             if name != "zero1_adamw":
                 execute(folder, folder / "one" / name, run_of(folder, name))
+        interrupted(folder, folder / "one to two", run_of(folder, "gwt"))
+    yield folder
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +173,15 @@ def test_resumed_equals_undisturbed(two, name, parallel) -> None:
     assert [session["from_step"] for session in provenance["sessions"]] == [0, 4]
 
 
+def test_checkpoints_go_on_with_another_number_of_processes(root, two) -> None:
+    execute(root, two[0] / "two to one", run_of(root, "gwt"))
+    for folder in (root / "one to two", two[0] / "two to one"):
+        for key, value in weights(root / "one" / "gwt").items():
+            torch.testing.assert_close(weights(folder)[key], value, rtol=1e-3, atol=1e-4)
+        provenance = json.loads((folder / "run" / "provenance.json").read_text())
+        assert [session["from_step"] for session in provenance["sessions"]] == [0, 4]
+
+
 def test_state_is_shared_out(root, two) -> None:
     whole = summary(root / "one" / "adamw")["state_bytes"]["measured"]
     for case in ("zero1_adamw-ddp", "adamw-fsdp2"):
@@ -161,30 +189,25 @@ def test_state_is_shared_out(root, two) -> None:
     assert summary(two[0] / "adamw-ddp")["state_bytes"]["measured"] == whole
 
 
-def test_what_cannot_be_divided_is_named(two) -> None:
+def test_what_cannot_be_divided_is_named_and_the_first_process_speaks(two) -> None:
+    assert "is already finished" in two[1][0]["again"]
+    assert two[1][1]["again"] == ""
     for found in two[1]:
         assert "FSDP2 shards the states itself: use adamw" in found["refused"]
 
 
-def test_torchrun_trains_and_finds_it_finished(root, two, tmp_path) -> None:
-    """The command as the workflow starts it; twice, and odd batches are refused."""
-    run = run_of(root, "gwt", "fsdp2")
-    (tmp_path / "run.yaml").write_text(spec.to_yaml(run))
-
-    def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-        call = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        call += ["--nproc-per-node", "2", "-m", "experiments.pretrain", *arguments]
-        call += ["--data", str(root / "prepared"), "--work", str(tmp_path / "work")]
-        return subprocess.run(call, capture_output=True, text=True)
-
-    done = torchrun(str(tmp_path / "run.yaml"), str(tmp_path / "run"))
+def test_torchrun(root, two, tmp_path) -> None:
+    """The command as the workflow starts it."""
+    (tmp_path / "run.yaml").write_text(spec.to_yaml(run_of(root, "gwt", "fsdp2")))
+    call = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    call += ["--nproc-per-node", "2", "-m", "experiments.pretrain"]
+    call += [str(tmp_path / "run.yaml"), str(tmp_path / "run")]
+    call += ["--data", str(root / "prepared"), "--work", str(tmp_path / "work")]
+    done = subprocess.run(call, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert sorted(os.listdir(tmp_path / "run")) == sorted(rundir.FILES)
     assert rows(tmp_path) == rows(two[0] / "gwt-fsdp2")
     assert not (tmp_path / "work" / "checkpoints").exists()
-    again = torchrun(str(tmp_path / "run.yaml"), str(tmp_path / "run"))
-    assert again.returncode == 0
-    assert again.stderr.count("is already finished") == 1
 
 
 def test_batches_that_processes_cannot_share(monkeypatch, root) -> None:
