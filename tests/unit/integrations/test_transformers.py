@@ -5,28 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 import memopt
 from memopt import UnsupportedCombination
 from memopt.integrations.transformers import optimizers
-
-transformers = pytest.importorskip("transformers")
+from tests.conformance.test_trainer import tiny_llama
 
 MICRO_BATCHES, STEPS = 4, 3
-
-
-def tiny_llama() -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-        tie_word_embeddings=True,
-    )
-    return transformers.LlamaForCausalLM(config)
 
 
 def rows(count: int = 2 * MICRO_BATCHES * STEPS) -> list[dict[str, torch.Tensor]]:
