@@ -127,6 +127,23 @@ def inputs(step: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(8, 3, 4, 4, generator=draw).to(dtype)
 
 
+def tiny_llama() -> nn.Module:
+    """A LLaMA of one layer with a tied head, the same each time; for Trainer."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=12,
+        intermediate_size=18,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        tie_word_embeddings=True,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     """Whether two sets of values are equal to the bit."""
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)

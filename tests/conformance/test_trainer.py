@@ -8,22 +8,9 @@ import torch
 import transformers
 
 from memopt.integrations.transformers import optimizers
+from tests.conformance.subjects import tiny_llama
 
 MICRO_BATCHES, STEPS, STOP = 2, 4, 2
-
-
-def tiny_llama() -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=32,
-        hidden_size=12,
-        intermediate_size=18,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-        tie_word_embeddings=True,
-    )
-    return transformers.LlamaForCausalLM(config)
 
 
 def rows() -> list[dict[str, torch.Tensor]]:

@@ -10,7 +10,7 @@ import transformers
 import memopt
 from memopt import UnsupportedCombination
 from memopt.integrations.transformers import optimizers
-from tests.conformance.test_trainer import tiny_llama
+from tests.conformance.subjects import tiny_llama
 
 MICRO_BATCHES, STEPS = 4, 3
 
