@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import Field
+from torch import nn
 
 from experiments import spec, suites
 from experiments.errors import UserError, command_line
@@ -183,11 +184,17 @@ def agrees(ours: float, printed: str) -> str:
     return "within 0.1 %" if abs(ours / float(printed) - 1) <= 1e-3 else "differs"
 
 
+def _every_matrix(name: str, param: nn.Parameter) -> bool:
+    """Targets of COAP's other models: embedding and head included."""
+    return param.ndim == 2
+
+
 @cache
 def _predicted(
     model: str, method: str, dtype: str, arguments: str, targets: str = "auto"
 ) -> Report:
-    return predict(model, method, dtype, targets=targets, **json.loads(arguments))
+    chosen = _every_matrix if targets == "every-matrix" else targets
+    return predict(model, method, dtype, targets=chosen, **json.loads(arguments))
 
 
 def _stored(method: str, arguments: dict[str, Any], storage: str) -> dict[str, Any]:

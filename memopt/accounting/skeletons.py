@@ -55,6 +55,13 @@ class _Fields:
                 raise unknown(f"block in {key!r}", str(value), known)
         return [value.startswith("Attn") for value in values]
 
+    def part(self, key: str) -> _Fields:
+        """The fields of a model within the model."""
+        value = self.config.get(key)
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"field {key!r} is {value!r}; expected the fields of a configuration")
+        return _Fields(value)
+
     def flag(self, key: str, default: bool = False) -> bool:
         return bool(self.config.get(key, default))
 
@@ -238,11 +245,90 @@ def _unet(fields: _Fields) -> nn.Module:
     )
 
 
+def _clip_vision(fields: _Fields) -> nn.Module:
+    hidden, inner = fields.size("hidden_size"), fields.size("intermediate_size")
+    patch = fields.size("patch_size")
+    places = (fields.size("image_size") // patch) ** 2 + 1
+
+    def layer() -> nn.Module:
+        names = ("k_proj", "v_proj", "q_proj", "out_proj")
+        return _tree(
+            self_attn=_tree(**{name: nn.Linear(hidden, hidden) for name in names}),
+            layer_norm1=nn.LayerNorm(hidden),
+            mlp=_tree(fc1=nn.Linear(hidden, inner), fc2=nn.Linear(inner, hidden)),
+            layer_norm2=nn.LayerNorm(hidden),
+        )
+
+    embeddings = _tree(
+        patch_embedding=nn.Conv2d(3, hidden, patch, patch, bias=False),
+        position_embedding=nn.Embedding(places, hidden),
+    )
+    embeddings.class_embedding = nn.Parameter(torch.empty(hidden))
+    layers = nn.ModuleList(layer() for _ in range(fields.size("num_hidden_layers")))
+    return _tree(
+        embeddings=embeddings,
+        pre_layrnorm=nn.LayerNorm(hidden),  # the model's own spelling
+        encoder=_tree(layers=layers),
+        post_layernorm=nn.LayerNorm(hidden),
+    )
+
+
+def _llava(fields: _Fields) -> nn.Module:
+    vision, text = fields.part("vision_config"), fields.part("text_config")
+    language = _llama(text)
+    width = text.size("hidden_size")
+    projector = _tree(
+        linear_1=nn.Linear(vision.size("hidden_size"), width), linear_2=nn.Linear(width, width)
+    )
+    body = _tree(
+        vision_tower=_clip_vision(vision),
+        multi_modal_projector=projector,
+        language_model=language.model,
+    )
+    return _Causal(body, language.lm_head)
+
+
+def _sit(fields: _Fields) -> nn.Module:
+    """The official code's transformer, with the projector that REPA adds for training."""
+    hidden, channels = fields.size("hidden_size"), fields.size("in_channels")
+    patch, inner = fields.size("patch_size"), fields.size("mlp_ratio") * hidden
+    places = (fields.size("input_size") // patch) ** 2
+    projector, feature = fields.size("projector_dim"), fields.size("z_dim")
+
+    def block() -> nn.Module:
+        return _tree(
+            attn=_tree(qkv=nn.Linear(hidden, 3 * hidden), proj=nn.Linear(hidden, hidden)),
+            mlp=_tree(fc1=nn.Linear(hidden, inner), fc2=nn.Linear(inner, hidden)),
+            adaLN_modulation=nn.ModuleList([nn.SiLU(), nn.Linear(hidden, 6 * hidden)]),
+        )
+
+    def stack(*widths: int) -> nn.Module:
+        pairs = zip(widths, widths[1:], strict=False)
+        return nn.ModuleList(nn.Linear(before, after) for before, after in pairs)
+
+    final = _tree(
+        linear=nn.Linear(hidden, patch * patch * channels),
+        adaLN_modulation=nn.ModuleList([nn.SiLU(), nn.Linear(hidden, 2 * hidden)]),
+    )
+    model = _tree(
+        x_embedder=_tree(proj=nn.Conv2d(channels, hidden, patch, patch)),
+        t_embedder=_tree(mlp=stack(256, hidden, hidden)),
+        y_embedder=_tree(embedding_table=nn.Embedding(fields.size("num_classes") + 1, hidden)),
+        blocks=nn.ModuleList(block() for _ in range(fields.size("depth"))),
+        projectors=nn.ModuleList([stack(hidden, projector, projector, feature)]),
+        final_layer=final,
+    )
+    model.pos_embed = nn.Parameter(torch.empty(1, places, hidden), requires_grad=False)
+    return model
+
+
 _FAMILIES = {
     "llama": _llama,
     "mistral": _llama,
     "qwen2": _qwen2,
     "bert": _bert,
     "roberta": _bert,
+    "llava": _llava,
+    "SiT": _sit,
     "UNet2DModel": _unet,
 }

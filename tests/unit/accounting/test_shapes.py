@@ -5,7 +5,12 @@ import json
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 
 from memopt import param_groups
 from memopt.accounting import shapes
@@ -51,8 +56,11 @@ SMALL = {
 def real(config: dict) -> nn.Module:
     resolved = AutoConfig.for_model(**config)
     causal = config["model_type"] in ("llama", "mistral", "qwen2")
+    kind = AutoModelForCausalLM if causal else AutoModel
+    if config["model_type"] == "llava":
+        kind = AutoModelForImageTextToText
     with torch.device("meta"):
-        return (AutoModelForCausalLM if causal else AutoModel).from_config(resolved)
+        return kind.from_config(resolved)
 
 
 def layout(model: nn.Module) -> dict[str, tuple]:
@@ -118,8 +126,18 @@ def test_unets_have_the_stated_count(name: str) -> None:
     assert round(count / 1e6, 2) == UNETS[name]
 
 
+def test_sit_has_the_count_of_its_paper() -> None:
+    model = shapes.module_of("sit_xl_2")
+    counts = {name: p.numel() for name, p in model.named_parameters()}
+    assert sum(counts.values()) == shapes.parameters("sit_xl_2")
+    # SiT's paper: 675 M; the projector that REPA adds, by hand; a fixed table of positions
+    projector = sum(a * b + b for a, b in ((1152, 2048), (2048, 2048), (2048, 768)))
+    own = sum(counts.values()) - projector - 256 * 1152
+    assert round(own / 1e6) == 675
+
+
 def test_every_shape_is_checked_against_something() -> None:
-    assert sorted([*TEXT_SHAPES, *UNETS]) == sorted(shapes.names())
+    assert sorted([*TEXT_SHAPES, *UNETS, "sit_xl_2"]) == sorted(shapes.names())
 
 
 def test_every_source_of_a_configuration_gives_the_same(tmp_path) -> None:
