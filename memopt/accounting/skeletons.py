@@ -275,7 +275,7 @@ def _clip_vision(fields: _Fields) -> nn.Module:
 
 def _llava(fields: _Fields) -> nn.Module:
     vision, text = fields.part("vision_config"), fields.part("text_config")
-    language = _llama(text)
+    language: Any = _llama(text)
     width = text.size("hidden_size")
     projector = _tree(
         linear_1=nn.Linear(vision.size("hidden_size"), width), linear_2=nn.Linear(width, width)

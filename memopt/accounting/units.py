@@ -85,15 +85,6 @@ CONVENTIONS = {
             "pre-training; how its figures were computed was asked in its issue 67, unanswered)",
         ),
         Convention(
-            name="fira",
-            counts=PARTS,
-            unit="GB",
-            dtype="bfloat16",
-            storage="bfloat16",
-            scales=True,
-            why="GaLore's column and the gradients, all in bf16",
-        ),
-        Convention(
             name="gwt",
             counts=("weights", "states", "projections"),
             unit="GB",
