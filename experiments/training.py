@@ -38,6 +38,7 @@ from memopt.distributed import reduce_gradients
 # A loss so far above that of a uniform guess has blown up and does not come back.
 DIVERGED_FACTOR = 4.0
 FINISHED = "finished"
+SEED_ARGUMENTS = {"projection_seed", "adapter_seed"}
 SCHEDULES = {"cosine": "cosine_with_min_lr", "linear": "linear", "constant": "constant_with_warmup"}
 
 
@@ -146,6 +147,8 @@ def make_optimizer(
     try:
         entry = catalog_entry(method.name)
         arguments |= entry.in_loop(train.micro_batches, train.max_grad_norm)
+        for key in SEED_ARGUMENTS & set(entry.arguments()):  # another seed, other projections
+            arguments.setdefault(key, run.seeds.weights)
         divided = processes.count() if entry.kind == "distributed" else 1
         predicted = accounting.predict(model, method.name, processes=divided, **arguments)
         _place(run, entry, model)

@@ -132,6 +132,22 @@ def test_weights_do_not_depend_on_the_data_seed(prepared: Path) -> None:
     assert hashes[0] == hashes[1] != hashes[2]
 
 
+@pytest.mark.parametrize(
+    ("method", "key"), [("apollo", "projection_seed"), ("lora", "adapter_seed")]
+)
+def test_random_projections_follow_the_runs_seed(prepared: Path, method: str, key: str) -> None:
+    """Seeds are repetitions only if everything that is drawn is drawn anew."""
+    for seed in (0, 3):
+        content = {**run_content(), "seeds": {"weights": seed, "data": 0}}
+        run = make_run(content, name=method, lr=1e-2, args={"rank": 4})
+        task = pretrain.make_task(run, prepared)
+        optimizer, _ = training.make_optimizer(run, task.model)
+        assert optimizer.defaults[key] == seed
+    given = make_run(run_content(), name=method, lr=1e-2, args={"rank": 4, key: 9})
+    optimizer, _ = training.make_optimizer(given, pretrain.make_task(given, prepared).model)
+    assert optimizer.defaults[key] == 9
+
+
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_order_shows_every_row_once_an_epoch(rows: int) -> None:
     order = training.Order(list(range(rows)), length=3 * rows + 2, seed=5)
