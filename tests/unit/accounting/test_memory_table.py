@@ -75,7 +75,7 @@ def test_every_printed_figure_is_met_or_explained(frame: pd.DataFrame) -> None:
 
 def test_tables_that_must_agree_do(frame: pd.DataFrame) -> None:
     met = ["printed digits", "within 0.1 %"]
-    for name in ("gwt_c4", "gwt_c4_states", "coap_llama", "coap_code", "lomo_parts", "galore_7b"):
+    for name in ("gwt_c4", "gwt_c4_states", "coap_llama", "coap_code", "lomo_parts"):
         rows = frame[(frame.table == name) & (frame.agreement != "not computed")]
         assert len(rows) > 0
         assert rows.agreement.isin(met).all(), name
