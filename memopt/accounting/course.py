@@ -84,7 +84,7 @@ def follow(
     """
     with FakeTensorMode(allow_non_fake_inputs=True), tracing_errors():
         with default_dtype(BUILD_DTYPES[dtype]):
-            model = _adapted(workload, adapt) if adapt else workload.model()
+            model = adapted(workload.model, adapt)[0] if adapt else workload.model()
         batches = min(workload.micro_batches, 2)  # every later one is like the second
         with _Recorder() as record:
             for index in range(batches):
@@ -100,11 +100,16 @@ def follow(
     return Course(tuple(record.live), tuple(record.gradients), tuple(record.arrivals), buffers)
 
 
-def _adapted(workload: Workload, adapt: Callable[[nn.Module], Any]) -> nn.Module:
-    """The changed model, made on the meta device: peft cannot change one of fake tensors."""
+def adapted(
+    build_model: Callable[[], nn.Module], adapt: Callable[[nn.Module], Any]
+) -> tuple[nn.Module, Any]:
+    """A changed model and what changed it, under fake tensors.
+
+    Both are made on the meta device and copied: peft cannot change a model of fake tensors.
+    """
     with _disable_current_modes(), torch.device("meta"):
-        model = workload.model()
-        adapt(model)
+        model = build_model()
+        optimizer = adapt(model)
     memo: dict[int, Any] = {
         id(param): nn.Parameter(
             torch.empty(param.shape, dtype=param.dtype), requires_grad=param.requires_grad
@@ -112,7 +117,7 @@ def _adapted(workload: Workload, adapt: Callable[[nn.Module], Any]) -> nn.Module
         for param in model.parameters()
     }
     memo |= {id(b): torch.empty(b.shape, dtype=b.dtype) for b in model.buffers()}
-    return copy.deepcopy(model, memo)
+    return copy.deepcopy((model, optimizer), memo)
 
 
 def _watch(model: nn.Module, record: _Recorder, *, drops: bool) -> list[Any]:

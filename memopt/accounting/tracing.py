@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 
 from memopt import catalog
-from memopt.accounting.course import default_dtype, tracing_errors
+from memopt.accounting.course import adapted, default_dtype, tracing_errors
 from memopt.accounting.live import tensors_in
 from memopt.accounting.measure import measure
 from memopt.accounting.predict import ANY_LR, dtype_name
@@ -106,6 +106,15 @@ class _Tracker(MemTracker):
         self.phase = "forward"
         self.samples: list[tuple[str, dict[str, int]]] = []
 
+    def watch(self, model: nn.Module) -> None:
+        """Follows weights and gradients; frozen weights too, on which torch would put no hook."""
+        frozen = [param for param in model.parameters() if not param.requires_grad]
+        for param in frozen:
+            param.requires_grad_(True)
+        self._track_module_params_and_buffers(model, install_grad_hooks=True)
+        for param in frozen:
+            param.requires_grad_(False)
+
     def _update_peak_stats(self, peak_state: Any) -> None:
         """Called after each operation; module-wise peaks, which take long, are not kept."""
         now: Counter[str] = Counter()
@@ -160,13 +169,19 @@ def trace(
     entry = catalog.get(method)
     if entry.timing == "in backward":
         arguments = {"micro_batches": micro_batches} | arguments
+    given = {"lr": ANY_LR} | arguments
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return catalog.create(method, model, targets=targets, **given)
+
     with FakeTensorMode(allow_non_fake_inputs=True), tracing_errors():
         with default_dtype(BUILD_DTYPES[dtype]):
-            model = build_model()
+            model, adapter = (
+                adapted(build_model, make) if entry.kind == "adapter" else (build_model(), None)
+            )
         tracker = _Tracker()
-        # before the optimizer's own hooks, which may release the gradient
-        tracker._track_module_params_and_buffers(model, install_grad_hooks=True)
-        optimizer = catalog.create(method, model, targets=targets, **({"lr": ANY_LR} | arguments))
+        tracker.watch(model)  # before the optimizer's own hooks, which may release the gradient
+        optimizer = adapter or make(model)
         batches = [build_batch() for _ in range(micro_batches)]
         tracker.track_external(*tensors_in(batches))
         with tracker:

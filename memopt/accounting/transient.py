@@ -42,7 +42,8 @@ def derive(
     with FakeTensorMode(allow_non_fake_inputs=True):
         made = [_representatives(group) for group in groups]
         stand_ins = [
-            group | {"params": list(p.values())} for group, p in zip(groups, made, strict=True)
+            group | _shortened(group) | {"params": list(p.values())}
+            for group, p in zip(groups, made, strict=True)
         ]
         optimizer = entry.load()(stand_ins, **_hurried(entry, arguments))
         return _largest(optimizer, groups, made)
@@ -106,8 +107,11 @@ def _tensors_of(group: dict[str, Any]) -> list[Tensor]:
 
 
 def _hurried(entry: Method, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with every interval cut to `SOON`."""
-    given = entry.arguments() | dict(arguments)
-    intervals = [name for name in given if name.endswith(("_interval", "_every"))]
-    short = {k: SOON for k in intervals if isinstance(given[k], int) and given[k] > SOON}
-    return {**arguments, **short}
+    """The arguments with every interval, given or by default, cut to `SOON`."""
+    return {**arguments, **_shortened(entry.arguments() | dict(arguments))}
+
+
+def _shortened(values: Mapping[str, Any]) -> dict[str, int]:
+    """The intervals among the values of a constructor or a group that are longer than `SOON`."""
+    intervals = {k: v for k, v in values.items() if k.endswith(("_interval", "_every"))}
+    return {k: SOON for k, v in intervals.items() if isinstance(v, int) and v > SOON}
