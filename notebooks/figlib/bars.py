@@ -14,7 +14,10 @@ from matplotlib.patches import Patch
 from . import style
 
 MIB, GIB = 2**20, 2**30
-PRINTED_MARKERS = {"GaLore": "o", "SCALE": "D", "GWT": "s", "COAP": "^", "LOMO": "X"}
+PRINTED_MARKERS = {
+    "GaLore": "o", "SCALE": "D", "GWT": "s", "COAP": "^", "LOMO": "X", "APOLLO": "v", "Fira": "P",
+    "AdaLomo": "*", "AdamA": "h",
+}  # fmt: skip
 
 
 def states(rows: pd.DataFrame) -> Figure:

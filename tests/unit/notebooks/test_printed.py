@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from figlib import bars, printed, style
 from figlib.errors import FigureError
 
@@ -68,3 +69,11 @@ def test_missing_table_and_missing_rows_are_named(memory: pd.DataFrame, tmp_path
         printed.read(tmp_path)
     with pytest.raises(FigureError, match="papers' models.*no rows"):
         printed.full_size(memory[memory.table != "papers"])
+
+
+def test_every_source_of_printed_memory_has_a_marker_of_its_own() -> None:
+    repo = Path(__file__).resolve().parents[3]
+    printed = yaml.safe_load((repo / "experiments/printed/memory.yaml").read_text())
+    sources = {table["source"] for table in printed["tables"].values()}
+    assert sources <= set(bars.PRINTED_MARKERS)
+    assert len(set(bars.PRINTED_MARKERS.values())) == len(bars.PRINTED_MARKERS)
