@@ -145,14 +145,7 @@ class GWT(MemoptOptimizer):
     def no_accumulation(self, group: dict[str, Any]) -> str | None:
         """Rule adam on the approximation band can; the transform is linear."""
         can = group["rule"] == "adam" and group["selection"] == "approximation"
-        return (
-            None
-            if can
-            else (
-                "only rule='adam' with selection='approximation' can; the others normalise by the "
-                "whole gradient, and holding it is ordinary accumulation in .grad"
-            )
-        )
+        return None if can else gwt_options.NO_ACCUMULATION
 
     def accumulate(
         self,

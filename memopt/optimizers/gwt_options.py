@@ -16,6 +16,10 @@ CHOICES = {
     "details": ("official", "safe"),
     "selection": ("approximation", "largest"),
 }
+NO_ACCUMULATION = (
+    "only rule='adam' with selection='approximation' can; the others normalise by the whole "
+    "gradient, and holding it is ordinary accumulation in .grad"
+)
 
 
 def check(group: dict[str, Any]) -> None:

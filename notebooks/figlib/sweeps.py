@@ -54,10 +54,10 @@ def panels(table: pd.DataFrame, unigram: float) -> Figure:
         unigram: perplexity of the unigram distribution.
     """
     groups = list(table.groupby("label", sort=False))
-    rows = ceil(len(groups) / PANELS_A_ROW)
-    fig, axes = plt.subplots(
-        rows, PANELS_A_ROW, figsize=(8.2, 1.9 * rows + 0.4), squeeze=False, sharey=True
-    )
+    columns = min(PANELS_A_ROW, len(groups))
+    rows = ceil(len(groups) / columns)
+    size = (8.2 * max(columns, 2) / PANELS_A_ROW, 1.9 * rows + 0.4)
+    fig, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True)
     for axis in axes.flat[len(groups) :]:
         axis.set_axis_off()
     for axis, (label, rows_) in zip(axes.flat, groups, strict=False):
@@ -79,7 +79,7 @@ def panels(table: pd.DataFrame, unigram: float) -> Figure:
     for axis in axes[:, 0]:
         axis.set_ylabel("Held-out perplexity")
     for index, axis in enumerate(axes.flat[: len(groups)]):
-        if index + PANELS_A_ROW >= len(groups):
+        if index + columns >= len(groups):
             axis.set_xlabel("Peak learning rate")
     lines.plain_log(axes[0, 0])
     return fig
