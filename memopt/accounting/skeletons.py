@@ -249,11 +249,12 @@ def _clip_vision(fields: _Fields) -> nn.Module:
     hidden, inner = fields.size("hidden_size"), fields.size("intermediate_size")
     patch = fields.size("patch_size")
     places = (fields.size("image_size") // patch) ** 2 + 1
+    head_dim = hidden // fields.size("num_attention_heads")
 
     def layer() -> nn.Module:
         names = ("k_proj", "v_proj", "q_proj", "out_proj")
         return _tree(
-            self_attn=_tree(**{name: nn.Linear(hidden, hidden) for name in names}),
+            self_attn=_attention(head_dim, **{name: nn.Linear(hidden, hidden) for name in names}),
             layer_norm1=nn.LayerNorm(hidden),
             mlp=_tree(fc1=nn.Linear(hidden, inner), fc2=nn.Linear(inner, hidden)),
             layer_norm2=nn.LayerNorm(hidden),
@@ -293,11 +294,14 @@ def _sit(fields: _Fields) -> nn.Module:
     hidden, channels = fields.size("hidden_size"), fields.size("in_channels")
     patch, inner = fields.size("patch_size"), fields.size("mlp_ratio") * hidden
     places = (fields.size("input_size") // patch) ** 2
+    head_dim = hidden // fields.size("num_heads")
     projector, feature = fields.size("projector_dim"), fields.size("z_dim")
 
     def block() -> nn.Module:
         return _tree(
-            attn=_tree(qkv=nn.Linear(hidden, 3 * hidden), proj=nn.Linear(hidden, hidden)),
+            attn=_attention(
+                head_dim, qkv=nn.Linear(hidden, 3 * hidden), proj=nn.Linear(hidden, hidden)
+            ),
             mlp=_tree(fc1=nn.Linear(hidden, inner), fc2=nn.Linear(inner, hidden)),
             adaLN_modulation=nn.ModuleList([nn.SiLU(), nn.Linear(hidden, 6 * hidden)]),
         )
