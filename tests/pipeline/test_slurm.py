@@ -25,7 +25,7 @@ def test_jobs_go_through_slurm_with_what_they_need(fresh: Project) -> None:
     (gwt,) = (call for call in submitted if "train_wildcards_gwt-2" in call)
     assert "--cpus-per-task=8" in gwt and "--gpus=4" in gwt  # one process a GPU
     assert "--mem 10 " in gwt and "-t 1 " in gwt
-    assert len(submitted) == 7  # memory, data, three runs, collect, notebook
+    assert len(submitted) == 8  # memory, memory_steps, data, three runs, collect, notebook
     # this machine gives no more threads than it has cores
     assert re.search(r"gwt from 0, \d threads, 4 processes\n", fresh.read("trained.log"))
     assert fresh.read("paper_figures/README.md") == "curves_smoke\ntuned_smoke"
