@@ -119,7 +119,7 @@ def paper_rows() -> Iterator[dict[str, Any]]:
             if entry.kind == "distributed":
                 continue  # its bytes depend on the number of processes
             choice = suites.MethodChoice(name=method, lr=1.0)  # a rate changes no byte
-            arguments = _stored(method, suites.method_spec(choice, model).args, "bfloat16")
+            arguments = _stored(method, suites.method_spec(choice, model, "c4").args, "bfloat16")
             yield from formula_rows("papers", model, method, "bfloat16", arguments)
 
 

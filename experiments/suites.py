@@ -22,6 +22,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from experiments import spec
 from experiments.errors import UserError, command_line, nearest
 from experiments.files import write_if_changed
+from experiments.hyperparameters import MethodFile
 from experiments.spec import MethodSpec, ModelSpec, Name, Resources, RunSpec, Seeds, Strict
 from experiments.tuning import TunedFile
 
@@ -43,28 +44,6 @@ class ModelFile(Strict):
     hub: str | None = None
     revision: str | None = None
     resources: Resources
-
-
-class Hyperparameters(Strict):
-    """What a method uses for one model, and where the numbers come from."""
-
-    lr: Annotated[float, Field(gt=0)]
-    args: dict[str, Any] = {}
-    source: str
-
-
-class MethodFile(Strict):
-    """``methods/<name>.yaml``: hyperparameters of one method of the catalog.
-
-    Attributes:
-        args: for every model, unless the model's entry says otherwise.
-        source: of ``args``.
-        models: per model.
-    """
-
-    args: dict[str, Any] = {}
-    source: str
-    models: dict[Name, Hyperparameters]
 
 
 class TaskFile(Strict):
@@ -187,10 +166,20 @@ def model_spec(name: str) -> ModelSpec:
     return spec.parse(ModelSpec, {"name": name, **content}, f"models/{name}.yaml")
 
 
-def method_spec(choice: MethodChoice, model: str) -> MethodSpec:
-    """A method's hyperparameters for one model: file, model's entry, study's override."""
-    file: MethodFile = _read(MethodFile, "methods", choice.name)
-    entry = file.models.get(model)
+def _kind(task: str) -> str:
+    return str(_read(TaskFile, "tasks", task).task)
+
+
+def _method_file(name: str) -> MethodFile:
+    file: MethodFile = _read(MethodFile, "methods", name)
+    file.check_keys(names("models"), names("tasks"), f"methods/{name}.yaml")
+    return file
+
+
+def method_spec(choice: MethodChoice, model: str, task: str) -> MethodSpec:
+    """A method's hyperparameters for a model and task: file, their entry, study's override."""
+    file = _method_file(choice.name)
+    entry = file.entry(model, task, _kind(task))
     if entry is None and choice.lr is None:
         raise UserError(
             f"methods/{choice.name}.yaml has no learning rate for the model {model!r}"
@@ -207,12 +196,14 @@ def choices(study: Study) -> list[MethodChoice]:
         return study.methods
     from memopt.catalog import METHODS  # with torch, which takes a second or two
 
-    files = {name: _read(MethodFile, "methods", name) for name in names("methods")}
+    files = {name: _method_file(name) for name in names("methods")}
+    kind = _kind(study.task)
     return [
         MethodChoice(name=name)
         for name, method in METHODS.items()
         if method.kind != "distributed"  # they need several processes
-        if name in files and set(study.models) <= set(files[name].models)
+        if name in files
+        and all(files[name].entry(model, study.task, kind) for model in study.models)
     ]
 
 
@@ -227,7 +218,7 @@ def rates(study: Study, choice: MethodChoice, model: str) -> list[MethodChoice]:
             )
         return [choice.model_copy(update={"lr": tuned.methods[choice.name].lr})]
     if study.grid:
-        base = method_spec(choice, model).lr
+        base = method_spec(choice, model, study.task).lr
         factors = sorted(study.grid)
         return [choice.model_copy(update={"lr": float(f"{base * f:.4g}")}) for f in factors]
     return [choice]
@@ -290,7 +281,7 @@ def _run(
             "smoke": smoke,
             "tuning": study.grid is not None,
             "model": model,
-            "method": method_spec(choice, name),
+            "method": method_spec(choice, name, study.task),
             "data": _data(study, task, model, f"{where}: data"),
             "train": study.train,
             "seeds": seeds,

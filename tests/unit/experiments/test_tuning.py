@@ -92,8 +92,8 @@ def table(losses: dict[tuple[str, float], list[float]]) -> pd.DataFrame:
 def test_every_method_gets_the_same_factors(home: Path) -> None:
     (home / "suites" / "try.yaml").write_text(TUNING)
     runs = suites.expand("try")
-    base = {name: suites.method_spec(suites.MethodChoice(name=name), "llama_micro") for name in
-            ("adamw", "gwt")}  # fmt: skip
+    choices = [suites.MethodChoice(name=name) for name in ("adamw", "gwt")]
+    base = {c.name: suites.method_spec(c, "llama_micro", "pydocs") for c in choices}
     rates = {name: [r.method.lr for r in runs if r.method.name == name] for name in base}
     for name, made in rates.items():
         assert made == pytest.approx([base[name].lr * factor for factor in (0.3, 1, 3)], rel=1e-3)
