@@ -11,6 +11,8 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
 
+from experiments.scores import perplexity
+
 Batch = dict[str, Tensor]
 Collate = Callable[[list[Any]], Batch]
 
@@ -94,11 +96,6 @@ def classification(model: nn.Module, held_out: Iterable[Batch]) -> dict[str, flo
 def f1_average(classes: int) -> str:
     """scikit-learn's name of the averaging that :func:`classification` uses."""
     return "binary" if classes == 2 else "macro"
-
-
-def perplexity(loss: float) -> float:
-    """``exp(loss)``; infinite where that overflows."""
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 def _on_device(model: nn.Module, batch: Batch) -> Batch:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from experiments import spec
-from experiments.evaluate import perplexity
+from experiments.scores import perplexity
 from experiments.spec import Name, RunSpec, Strict
 
 if TYPE_CHECKING:

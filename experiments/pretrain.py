@@ -13,7 +13,8 @@ import torch
 from experiments import models, session
 from experiments.data import load_tokens
 from experiments.errors import command_line
-from experiments.evaluate import Batch, batches, language_loss, perplexity
+from experiments.evaluate import Batch, batches, language_loss
+from experiments.scores import perplexity
 from experiments.spec import RunSpec
 from experiments.training import Task
 

@@ -58,10 +58,10 @@ class Progress:
                 f"{speed:,.0f} tokens/s  {left} left"
             )
 
-    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Reports a held-out evaluation."""
+    def evaluation(self, step: int, part: str, metrics: dict[str, float]) -> None:
+        """Reports the metrics of a held-out part."""
         values = "  ".join(f"{key} {value:.4f}" for key, value in metrics.items())
-        self.say(f"step {step}/{self.steps}  held-out: {values}")
+        self.say(f"step {step}/{self.steps}  {part}: {values}")
 
     def close(self) -> None:
         """Ends the bar."""

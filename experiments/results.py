@@ -4,8 +4,11 @@
 
 ``runs.parquet`` holds the summaries, nested keys joined by underscores (``final_perplexity``,
 ``state_bytes_measured``), with the provenance that tells runs apart. ``metrics.parquet`` holds the
-rows of every ``metrics.jsonl`` with the run's labels. The order of the rows depends on the runs
-alone.
+rows of every ``metrics.jsonl`` with the run's labels; ``split`` says which part a row was measured
+on: ``train``, ``validation``, or a further part. ``final_<metric>`` is that of ``validation``,
+``final_<part>_<metric>`` that of a further part, and ``final_score`` the one that ``score_metric``
+names, by which tables rank; ``select`` says whether ``final`` is the last evaluation or the best.
+The order of the rows depends on the runs alone.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.errors import UserError, command_line
+from experiments.scores import QUALITY
 
 ORDER = ["study", "model", "method", "seeds_weights", "seeds_data", "run_id"]
 PROVENANCE = (
@@ -35,9 +39,14 @@ FINAL = (
     "final_perplexity",
     "final_papers_biased_loss",
     "final_unigram_perplexity",
-    "final_accuracy",
-    "final_f1",
+    *(f"final_{name}" for name in QUALITY),
     "final_majority_accuracy",
+    "final_score",
+    "score_metric",
+    "select",
+    "last_score",
+    "best_score",
+    "best_step",
 )
 METRICS = (
     "run_id",
@@ -52,8 +61,7 @@ METRICS = (
     "lr",
     "grad_norm",
     "seconds",
-    "accuracy",
-    "f1",
+    *QUALITY,
 )
 
 

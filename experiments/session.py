@@ -21,6 +21,7 @@ from experiments import (
     models,
     processes,
     rundir,
+    scores,
     sharded,
     spec,
     trackers,
@@ -32,8 +33,6 @@ from experiments.rundir import MetricsFile
 from experiments.spec import RunSpec
 from experiments.training import Outcome, Task
 from memopt import accounting
-
-FINAL_NAMES = {"loss": "validation_loss"}  # beside `accuracy` and the like
 
 
 def main(kind: str, make_task: Callable[[RunSpec, Path], Task]) -> None:
@@ -107,7 +106,9 @@ def execute(
     started = checkpoint[1] if checkpoint else 0
     sessions = rundir.begin_session(work, started) if processes.first() else []
     outcome = training.train(run, task, optimizer, work, checkpoint, track)
-    results = summary(run, task, optimizer, outcome, predicted)  # counts adapters, if there are any
+    metrics = MetricsFile(work / "metrics.jsonl")
+    # counts adapters, if there are any
+    results = summary(run, task, optimizer, outcome, predicted, metrics)
     weights = sharded.whole_weights(task.model) if sharded.is_divided(task.model) else None
     if not processes.first():
         return
@@ -115,11 +116,11 @@ def execute(
     rundir.write_outputs(
         out_dir,
         run,
-        MetricsFile(work / "metrics.jsonl"),
+        metrics,
         results,
         rundir.provenance(run, task.fingerprint, sessions),
     )
-    print(f"{run.run_id}: {outcome.verdict}; {json.dumps(outcome.final)}", file=sys.stderr)
+    print(f"{run.run_id}: {outcome.verdict}; {json.dumps(results['final'])}", file=sys.stderr)
 
 
 def summary(
@@ -128,11 +129,12 @@ def summary(
     optimizer: torch.optim.Optimizer,
     outcome: Outcome,
     predicted: accounting.Report,
+    metrics: MetricsFile,
 ) -> dict[str, Any]:
     """The content of ``summary.json``; measured bytes are those of the first process."""
     sharded.settle(task.model)
     measured = accounting.measure(task.model, optimizer)
-    final = {FINAL_NAMES.get(key, key): value for key, value in outcome.final.items()}
+    held_out = scores.summary(run.score, metrics.rows(), outcome.final)
     rows = outcome.steps * run.train.batch_size
     return {
         "run_id": run.run_id,
@@ -151,7 +153,8 @@ def summary(
         "steps": outcome.steps,
         "tokens": outcome.steps * training.tokens_per_step(run),
         "epochs": rows / len(task.rows),
-        "final": {**final, **task.references},
+        **held_out,
+        "final": {**held_out["final"], **task.references},
         "state_bytes": {
             "measured": measured.states + measured.projections,
             "predicted": predicted.states + predicted.projections,

@@ -6,34 +6,21 @@ commands read it. Unknown keys are errors. The content hash of a specification n
 
 from __future__ import annotations
 
-import typing
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    RootModel,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
-from experiments.errors import UserError, nearest
-from experiments.files import content_hash, dump_yaml, load_yaml
+from experiments.files import content_hash
+from experiments.schema import Strict as Strict
+from experiments.schema import load as load
+from experiments.schema import parse as parse
+from experiments.schema import to_plain as to_plain
+from experiments.schema import to_yaml as to_yaml
 
 # Names become parts of file names and of run identifiers.
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-
-
-class Strict(BaseModel):
-    """Immutable; refuses unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TokenizerSpec(Strict):
@@ -256,11 +243,26 @@ class Resources(Strict):
     runtime_min: PositiveInt = 60
 
 
+class ScoreSpec(Strict):
+    """The number by which tables rank a run, and which of its evaluations counts.
+
+    Attributes:
+        metric: of the part ``validation``; one of the official metrics of the data's source.
+        select: ``last``: the evaluation after the last update. ``best``: the one with the best
+            score, which flatters: it is chosen on the rows that it is measured on. Summaries
+            hold both scores whatever is chosen.
+    """
+
+    metric: Literal["accuracy", "f1", "matthews", "pearson", "spearman", "perplexity"]
+    select: Literal["last", "best"]
+
+
 class RunSpec(Strict):
     """One training run, complete: the content of ``RUN.yaml``.
 
     Attributes:
         task: which command trains it.
+        score: by which tables rank; fine-tuning must name one.
         study, suite, smoke, tuning: labels; ``smoke`` marks runs too small to conclude anything
             from, ``tuning`` those that only choose a learning rate.
         threads: of the CPU; part of the identity, because sums depend on it.
@@ -275,6 +277,7 @@ class RunSpec(Strict):
     method: MethodSpec
     data: DataSpec
     train: TrainSpec
+    score: ScoreSpec | None = None
     seeds: Seeds = Seeds()
     threads: PositiveInt = 1
     resources: Resources = Resources()
@@ -298,8 +301,11 @@ class RunSpec(Strict):
                     f"'data.sequence_length' ({self.data.sequence_length}) and "
                     f"'train.sequence_length' ({self.train.sequence_length}) must be equal"
                 )
-        elif self.data.tokenizer:
+            return self
+        if self.data.tokenizer:
             raise ValueError("a classification set is tokenized by its model: drop 'tokenizer'")
+        if not self.score:
+            raise ValueError("fine-tuning needs 'score: {metric: ..., select: last or best}'")
         return self
 
     @property
@@ -313,82 +319,3 @@ class RunSpec(Strict):
         """``study-model-method-seed-hash``: the run's name in files and tables."""
         parts = (self.study, self.model.name, self.method.name, self.seeds.label)
         return "-".join((*parts, self.config_hash[:8]))
-
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def to_plain(spec: BaseModel) -> dict[str, Any]:
-    """Plain values of a specification; keys that were not given are left out."""
-    return spec.model_dump(mode="json", exclude_none=True)
-
-
-def to_yaml(spec: BaseModel) -> str:
-    """YAML text from which :func:`load` makes an equal specification."""
-    return dump_yaml(to_plain(spec))
-
-
-def load(model: type[Model], path: Path) -> Model:
-    """Reads and validates one YAML file."""
-    return parse(model, load_yaml(path), str(path))
-
-
-def parse(model: type[Model], content: Any, where: str) -> Model:
-    """Validates plain values against a specification.
-
-    Args:
-        model: the specification's class.
-        content: what a YAML file held.
-        where: file, or file and key, for the messages.
-
-    Raises:
-        UserError: one line per problem: file, key, what was expected, the nearest valid key.
-    """
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        lines = [f"{where}: {_explain(model, problem)}" for problem in error.errors()]
-        raise UserError("\n".join(lines)) from None
-
-
-def _explain(model: type[BaseModel], problem: Any) -> str:
-    """One pydantic error in the words of the YAML file."""
-    path = [str(part) for part in problem["loc"]]
-    key = ".".join(path)
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {key!r}{nearest(path[-1], _fields_at(model, path[:-1]))}"
-    if problem["type"] == "missing":
-        return f"key {key!r} is missing"
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if problem["type"] == "value_error":
-        return f"{key}: {message}" if key else message
-    return f"{key}: {message} (got {problem['input']!r})"
-
-
-def _fields_at(model: type[BaseModel], path: list[str]) -> set[str]:
-    """Field names of the specification that stands at ``path`` inside ``model``."""
-    here = [model]
-    for part in path:
-        if issubclass(here[0], RootModel):
-            here = _models_in(here[0].model_fields["root"].annotation)
-        field = next((m.model_fields[part] for m in here if part in m.model_fields), None)
-        if field:
-            here = _models_in(field.annotation) or here
-        # The tag of a union chooses among its classes; positions in lists and keys of mappings
-        # stay with the class of their values.
-        here = [m for m in here if part in _tags(m)] or here
-    return {name for m in here for name in m.model_fields}
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Specification classes inside ``X``, ``X | None``, ``list[X]``, ``dict[str, X]`` ..."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [m for inner in typing.get_args(annotation) for m in _models_in(inner)]
-
-
-def _tags(model: type[BaseModel]) -> set[Any]:
-    """Values of the fields that can have one value only: what tells classes of a union apart."""
-    choices = (typing.get_args(field.annotation) for field in model.model_fields.values())
-    return {values[0] for values in choices if len(values) == 1}

@@ -53,10 +53,12 @@ class TaskFile(Strict):
         task: which command trains it.
         data: keys of :class:`~experiments.spec.DataSpec`. ``sequence_length`` is taken from the
             study, ``tokenizer.vocab_size`` of a trained tokenizer from the model.
+        score: by which tables rank, and which evaluation counts.
     """
 
     task: Literal["pretrain", "finetune"]
     data: dict[str, Any]
+    score: spec.ScoreSpec | None = None
 
 
 class MethodChoice(Strict):
@@ -284,6 +286,7 @@ def _run(
             "method": method_spec(choice, name, study.task),
             "data": _data(study, task, model, f"{where}: data"),
             "train": study.train,
+            "score": task.score,
             "seeds": seeds,
             "threads": study.threads,
             "resources": study.resources or _read(ModelFile, "models", name).resources,

@@ -16,6 +16,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from experiments import processes, sharded
 from experiments.clock import Clock
+from experiments.scores import MAIN, Metrics, final
 from memopt.distributed import full_state_dict
 from memopt.states import sharding
 
@@ -23,16 +24,17 @@ from memopt.states import sharding
 class RunTrainer(Trainer):
     """Trainer with our evaluation, whole checkpoints, and the norm of gradients that are gone."""
 
-    held_out: Callable[[PreTrainedModel], dict[str, float]]
+    held_out: Callable[[PreTrainedModel], dict[str, Metrics]]
     timing: Any = None
     clock: Clock
 
-    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Metrics over the whole held-out set."""
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, Metrics]:
+        """Metrics over every held-out part."""
         with self.clock.paused("outside"):
             found = processes.from_first(self.held_out(self.model))
             sharded.settle(self.model)
-        self.log({f"eval_{key}": value for key, value in found.items()})  # for trackers
+        logged = {**found[MAIN], **final({k: v for k, v in found.items() if k != MAIN})}
+        self.log({f"eval_{key}": value for key, value in logged.items()})  # for trackers
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
         return found
 

@@ -6,12 +6,11 @@ import math
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
@@ -22,10 +21,11 @@ from transformers import (
 )
 
 import memopt
-from experiments import checkpoints, processes, sharded, trackers
+from experiments import checkpoints, processes, scores, sharded, trackers
 from experiments.clock import Clock
 from experiments.errors import UserError
 from experiments.evaluate import Collate
+from experiments.order import Order
 from experiments.progress import Progress
 from experiments.rundir import MetricsFile
 from experiments.spec import RunSpec
@@ -42,39 +42,7 @@ SEED_ARGUMENTS = {"projection_seed", "adapter_seed"}
 SCHEDULES = {"cosine": "cosine_with_min_lr", "linear": "linear", "constant": "constant_with_warmup"}
 
 
-class Order(Dataset[Any]):
-    """The rows in the order in which the run sees them: a function of the data seed alone.
-
-    Each epoch is one permutation of all rows, every row once; the run is one long sequence of them,
-    so that no update is shorter than the others and position i means the same after a resume.
-
-    Args:
-        rows: anything with ``len`` and integer indexing.
-        length: number of rows that the run consumes.
-        seed: of the order.
-    """
-
-    def __init__(self, rows: Any, length: int, seed: int) -> None:
-        self.rows = rows
-        self.length = length
-        self.seed = seed
-        self._epoch = -1
-        self._permutation = torch.empty(0, dtype=torch.int64)
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, position: int) -> Any:
-        return self.rows[self.row_at(position)]
-
-    def row_at(self, position: int) -> int:
-        """Index of the row at a position of the run."""
-        epoch, place = divmod(position, len(self.rows))
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed((self.seed << 24) + epoch)
-            self._permutation = torch.randperm(len(self.rows), generator=generator)
-            self._epoch = epoch
-        return int(self._permutation[place])
+Evaluate = Callable[[PreTrainedModel], scores.Metrics]
 
 
 @dataclass
@@ -86,6 +54,7 @@ class Task:
         rows: training rows.
         collate: makes a batch of rows.
         evaluate: held-out metrics of a model; ``loss`` among them.
+        further: the same on further parts, by their names.
         uniform_loss: loss of a uniform guess, for recognising divergence.
         references: baselines that need no training, by their names in the summary.
         fingerprint: of the prepared data.
@@ -94,10 +63,16 @@ class Task:
     model: PreTrainedModel
     rows: Any
     collate: Collate
-    evaluate: Callable[[PreTrainedModel], dict[str, float]]
+    evaluate: Evaluate
     uniform_loss: float
     references: dict[str, float]
     fingerprint: str
+    further: dict[str, Evaluate] = field(default_factory=dict)
+
+    def evaluate_parts(self, model: PreTrainedModel) -> dict[str, scores.Metrics]:
+        """Metrics of every part."""
+        parts = {scores.MAIN: self.evaluate, **self.further}
+        return {name: evaluate(model) for name, evaluate in parts.items()}
 
 
 @dataclass
@@ -108,7 +83,7 @@ class Outcome:
         steps: updates done.
         verdict: ``"finished"``, or why the run was given up.
         diverged: whether it was given up.
-        final: metrics after the last update; empty for a diverged run.
+        final: metrics after the last update, by part; empty for a diverged run.
         seconds: in updates, over all sessions; evaluation and checkpoints not counted.
         tokens_per_second: of this session's updates; None if it did none.
         time_shares: of this session, see :meth:`Clock.shares`; None if it did no update.
@@ -117,7 +92,7 @@ class Outcome:
     steps: int
     verdict: str
     diverged: bool
-    final: dict[str, float]
+    final: dict[str, scores.Metrics]
     seconds: float
     tokens_per_second: float | None
     time_shares: dict[str, float] | None
@@ -223,7 +198,7 @@ def train(
         callbacks=[recorder, *trackers.callbacks(track, run.run_id, work, done)],
         optimizers=(optimizer, None),
     )
-    trainer.held_out = task.evaluate
+    trainer.held_out = task.evaluate_parts
     trainer.clock = recorder.clock
     trainer.timing = getattr(optimizer, "timing", None)
     if sharded.is_divided(task.model) or _exchanges(run, catalog_entry(run.method.name)):
@@ -249,7 +224,7 @@ def train(
         steps=steps,
         verdict=recorder.verdict,
         diverged=diverged,
-        final={} if diverged else recorder.last_evaluation or task.evaluate(task.model),
+        final={} if diverged else recorder.last_evaluation or task.evaluate_parts(task.model),
         seconds=recorder.seconds,
         tokens_per_second=(steps - done) * tokens_per_step(run) / seconds if seconds else None,
         time_shares=recorder.clock.shares(),
@@ -270,7 +245,7 @@ class Recorder(TrainerCallback):
         self.tokens_per_step = tokens_per_step(run)
         self.limit = DIVERGED_FACTOR * task.uniform_loss
         self.verdict = FINISHED
-        self.last_evaluation: dict[str, float] = {}
+        self.last_evaluation: dict[str, scores.Metrics] = {}
         rows = self.metrics.truncate(done) if processes.first() else []
         self.seconds_before = self.seconds = rows[-1]["seconds"] if rows else 0.0
         self.progress = Progress(
@@ -315,12 +290,13 @@ class Recorder(TrainerCallback):
     def on_evaluate(
         self, args: Any, state: TrainerState, control: Any, metrics: Any, **_: Any
     ) -> None:
-        """One held-out row."""
+        """One row a held-out part."""
         self.last_evaluation = metrics
-        extra = {key: metrics[key] for key in ("accuracy", "f1") if key in metrics}
-        self._write(state, "validation", metrics["loss"], **extra)
-        self.progress.evaluation(state.global_step, {"loss": metrics["loss"], **extra})
-        self._give_up_if_diverged(state, control, "held-out", metrics["loss"])
+        for part, found in metrics.items():
+            quality = {key: found[key] for key in scores.QUALITY if key in found}
+            self._write(state, part, found["loss"], **quality)
+            self.progress.evaluation(state.global_step, part, {"loss": found["loss"], **quality})
+        self._give_up_if_diverged(state, control, "held-out", metrics[scores.MAIN]["loss"])
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Seals the checkpoint that Trainer has just staged."""

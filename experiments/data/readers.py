@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.data import packages
 from experiments.data.packages import Progress, Row
-from experiments.data.sources import AnySource, HubSource, NpmSource, PackageSource
+from experiments.data.sources import AnySource, HubSource, NpmSource, PackageSource, local_path
 from experiments.errors import UserError, nearest
 from experiments.spec import DataSpec
 
@@ -102,8 +102,8 @@ def commit_of(source: HubSource) -> str:
     except Exception as error:  # the client's errors have no common class of its own
         raise UserError(
             f"{source.id} on the hub, revision {source.revision!r}, cannot be opened: "
-            f"{_first_line(error)}. Without the hub, copy its files and give their folder as "
-            f"'path' beside 'source' (data/README.md)."
+            f"{_first_line(error)}. Without the hub, copy its files into data/local/ or give "
+            f"their folder as 'path' beside 'source' (data/README.md)."
         ) from None
 
 
@@ -114,7 +114,7 @@ def open_source(
 
     Args:
         source: entry of ``data/sources.yaml``.
-        spec: with ``path``, local files are read instead of the hub.
+        spec: with ``path``, or files in ``data/local/<source>``, those are read instead of the hub.
         workers: processes for parsing package files.
         progress: told how far the parsing of package files is.
 
@@ -133,8 +133,8 @@ def open_source(
         rows = packages.read_npm(source, folder)
         origin = {"package": source.package, "versions": packages.npm_version(source, folder)}
         return Corpus({"train": rows}, origin, _fingerprint(rows))
-    if spec.path:
-        found = find_files(Path(spec.path), source)
+    if path := local_path(spec):
+        found = find_files(path, source)
         files = {split: [file.name for file in paths] for split, paths in found.items()}
         columns = source.fields.values()
         return Corpus({s: FileRows(paths, columns) for s, paths in found.items()}, {"files": files})
@@ -143,7 +143,10 @@ def open_source(
         splits = {ours: HubRows(source, name, commit) for ours, name in source.splits.items()}
         origin = {"id": source.id, "revision": source.revision, "commit": commit}
         return Corpus(splits, origin)
-    raise UserError(f"source {spec.source!r} needs 'path': the folder or file that holds it")
+    raise UserError(
+        f"source {spec.source!r}: its files are not in data/local/{spec.source}: put them, or a "
+        f"link to them, there, or give 'path' beside 'source' (data/README.md)"
+    )
 
 
 def _fingerprint(rows: list[Row]) -> str:

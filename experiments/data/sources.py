@@ -12,6 +12,7 @@ from experiments.errors import UserError, nearest
 from experiments.spec import DataSpec, Name, Strict, load
 
 SOURCES_FILE = Path(__file__).resolve().parents[2] / "data" / "sources.yaml"
+LOCAL = SOURCES_FILE.parent / "local"  # <source>: a folder, a file, or a link to one
 
 Task = Literal["text", "classification", "instruction", "choice"]
 
@@ -67,7 +68,7 @@ class HubSource(Source):
 
 
 class LocalSource(Source):
-    """Files of the user; the run's ``data.path`` says where."""
+    """Files of the user, at the run's ``data.path`` or in ``data/local/<source>``."""
 
     kind: Literal["local"]
 
@@ -90,6 +91,17 @@ class NpmSource(Source):
 
 AnySource = HubSource | LocalSource | PackageSource | NpmSource
 Sources = RootModel[dict[Name, Annotated[AnySource, Field(discriminator="kind")]]]
+
+
+def local_path(spec: DataSpec) -> Path | None:
+    """Where the files of a hub or local source lie: ``path``, else ``data/local/<source>``.
+
+    Without a link's own name: files are known by their endings.
+    """
+    if spec.path:
+        return Path(spec.path)
+    found = LOCAL / spec.source
+    return found.resolve() if found.exists() or found.is_symlink() else None
 
 
 @cache

@@ -20,6 +20,14 @@ TEXT = (
 BPE = {"kind": "bpe", "vocab_size": 300}
 
 
+@pytest.fixture(autouse=True)
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty ``data/local``, whatever this machine has there."""
+    monkeypatch.setattr(sources, "LOCAL", tmp_path / "local")
+    (tmp_path / "local").mkdir()
+    return tmp_path / "local"
+
+
 def sentences(seed: int, number: int) -> list[str]:
     """Prose of made-up sentences, all different."""
     draw = random.Random(seed)

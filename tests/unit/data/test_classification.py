@@ -42,6 +42,34 @@ def test_an_official_split_keeps_its_rows_and_their_order(tmp_path: Path) -> Non
     assert manifest["majority_accuracy"] == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize("how", ["folder", "link", "file"])
+def test_files_in_data_local_need_no_path(tmp_path: Path, local: Path, how: str) -> None:
+    path = glue_like(
+        tmp_path / "glue", [{**MRPC, "sentence1": text} for text in sentences(1, 30)], [MRPC] * 3
+    )
+    if how == "folder":
+        (path / "mrpc").rename(local / "glue_mrpc")
+    elif how == "link":
+        (local / "glue_mrpc").symlink_to(path)
+    else:
+        (local / "glue_mrpc").symlink_to(path / "mrpc" / "train-00000-of-00001.jsonl")
+    with_path = DataSpec(source="glue_mrpc", path=str(path))
+    manifest = prepare(DataSpec(source="glue_mrpc"), tmp_path / "out")
+    assert manifest["source"]["files"]["train"] == ["train-00000-of-00001.jsonl"]
+    assert manifest["splits"]["validation"]["rows"] == (2 if how == "file" else 3)
+    assert manifest["data_id"] == DataSpec(source="glue_mrpc").data_id != with_path.data_id
+
+
+def test_what_is_not_in_data_local_is_told(tmp_path: Path, local: Path) -> None:
+    spec = DataSpec(source="text_files", tokenizer={"kind": "bpe", "vocab_size": 300},
+                    sequence_length=16)  # fmt: skip
+    with pytest.raises(UserError, match="not in data/local/text_files: put them, or a link"):
+        prepare(spec, tmp_path / "out")
+    (local / "glue_mrpc").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match="gone: no such file or folder"):
+        prepare(DataSpec(source="glue_mrpc"), tmp_path / "out")
+
+
 def test_rows_are_limited_and_held_out(tmp_path: Path) -> None:
     file = write_rows(
         tmp_path / "rows.jsonl", [{**MRPC, "sentence1": text} for text in sentences(1, 30)]

@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score
 from torch import nn
 
-from experiments import evaluate
+from experiments import evaluate, scores
 
 
 class Fixed(nn.Module):
@@ -106,4 +106,4 @@ def test_classification_metrics_are_scikit_learns(classes: int, constant: bool) 
 
 
 def test_perplexity_of_a_huge_loss_is_infinite() -> None:
-    assert evaluate.perplexity(1000.0) == math.inf
+    assert scores.perplexity(1000.0) == math.inf

@@ -88,6 +88,7 @@ def make_run(encoder: Path, method: dict[str, Any], **train: Any) -> RunSpec:
         "model": {"name": "tiny_bert", "path": str(encoder)},
         "method": method,
         "data": {"source": "made_up", "path": str(ROWS)},
+        "score": {"metric": "accuracy", "select": "last"},
         "train": {
             "steps": 30,
             "batch_size": 12,

@@ -9,9 +9,9 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from experiments.data import load_tokens
 from experiments.data.prepare import prepare
+from experiments.order import Order
 from experiments.pretrain import collate
 from experiments.spec import DataSpec
-from experiments.training import Order
 
 BATCH = 6
 

@@ -85,6 +85,9 @@ def test_run_id_is_readable() -> None:
         ("data.tokenizer", {"kind": "hub"}, "of kind 'hub' takes 'id' and no other key"),
         ("model.path", "/somewhere", "exactly one of 'shape', 'package', 'path', 'hub'"),
         ("task", "finetune", "a classification set is tokenized by its model"),
+        ("score", {"metric": "f1"}, "key 'score.select' is missing"),
+        ("score", {"metric": "f1", "select": "first"}, "score.select: input should be 'last' or"),
+        ("score", {"metric": "accurracy", "select": "last"}, "score.metric: input should be"),
         ("study", "Bad Name", "study: string should match pattern"),
         ("train.schedule", {"name": "linear", "min_lr_ratio": 0.1}, "belongs to the schedule"),
     ],
@@ -100,6 +103,12 @@ def test_mistakes_are_named(path: str, value: Any, message: str) -> None:
         parse(RunSpec, content, "run.yaml")
     assert message in str(caught.value)
     assert str(caught.value).startswith("run.yaml: ")
+
+
+def test_fine_tuning_names_its_score() -> None:
+    content = run_content() | {"task": "finetune", "data": {"source": "glue_mrpc"}}
+    with pytest.raises(UserError, match="fine-tuning needs 'score: {metric"):
+        parse(RunSpec, content, "run.yaml")
 
 
 def test_every_problem_gets_its_line() -> None:

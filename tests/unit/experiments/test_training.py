@@ -15,6 +15,7 @@ from accelerate.state import AcceleratorState
 import memopt
 from experiments import checkpoints, models, pretrain, rundir, session, training
 from experiments.errors import UserError
+from experiments.order import Order
 from experiments.spec import RunSpec
 
 from .conftest import make_run, run_content
@@ -150,16 +151,16 @@ def test_random_projections_follow_the_runs_seed(prepared: Path, method: str, ke
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
 def test_order_shows_every_row_once_an_epoch(rows: int) -> None:
-    order = training.Order(list(range(rows)), length=3 * rows + 2, seed=5)
+    order = Order(list(range(rows)), length=3 * rows + 2, seed=5)
     seen = [order[i] for i in range(len(order))]
     epochs = [seen[i * rows : (i + 1) * rows] for i in range(3)]
     assert all(Counter(epoch) == Counter(range(rows)) for epoch in epochs)
     if rows == 64:
         assert epochs[0] != epochs[1] != epochs[2]
-        other = training.Order(list(range(rows)), length=rows, seed=6)
+        other = Order(list(range(rows)), length=rows, seed=6)
         assert [other[i] for i in range(rows)] != epochs[0]
     # any position, asked for out of order, as after a resume
-    fresh = training.Order(list(range(rows)), length=3 * rows + 2, seed=5)
+    fresh = Order(list(range(rows)), length=3 * rows + 2, seed=5)
     for position in (2 * rows, 0, 3 * rows + 1):
         assert fresh[position] == seen[position]
 
