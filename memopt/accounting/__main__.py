@@ -6,14 +6,19 @@ import argparse
 import ast
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memopt import catalog
 from memopt.accounting import shapes
+from memopt.accounting.cuda import require_cuda, step_peak
 from memopt.accounting.predict import DTYPES, predict
+from memopt.accounting.real import loss_of
 from memopt.accounting.report import Report
 from memopt.accounting.units import CONVENTIONS, convention, convert, parse
-from memopt.errors import unknown
+from memopt.errors import UnsupportedCombination, unknown
+
+if TYPE_CHECKING:
+    from memopt.accounting.fit import Step
 
 EPILOG = """\
 Every other --key value pair is an argument of the method's constructor, for example
@@ -83,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--attention", default="sdpa", help="sdpa (default) or eager")
     parser.add_argument("--memory", metavar="24GB", help="does it fit, and with which batch")
+    parser.add_argument(
+        "--cuda", action="store_true", help="also run the step on this machine's GPU, and measure"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, bytes as integers")
     return parser
 
@@ -95,6 +103,12 @@ def _check(options: argparse.Namespace) -> None:
         options.memory = parse(options.memory)
         if options.batch is None:
             raise ValueError("--memory needs --batch and --seq: activations decide what fits")
+    if options.cuda:
+        if options.batch is None:
+            raise ValueError("--cuda needs --batch and --seq: it runs a whole step")
+        if options.dtype == "mixed":
+            raise ValueError("--cuda runs float32 or bfloat16: mixed precision is predicted only")
+        require_cuda()
     if options.convention and options.batch is not None:
         raise ValueError("--convention counts no activations: leave out --batch and --seq")
     if options.dtype is not None and options.dtype not in DTYPES:
@@ -192,20 +206,44 @@ def _print_steps(options: argparse.Namespace, chosen: dict[str, dict[str, Any]])
         for method, own in chosen.items()
     ]
     batches = None if options.memory is None else [s.largest_batch(options.memory) for s in steps]
+    measured = None
+    if options.cuda:
+        measured = [_on_gpu(options, s, own) for s, own in zip(steps, chosen.values(), strict=True)]
     if options.json:
         content = [step.to_dict() for step in steps]
         for row, largest in zip(content, batches or [], strict=False):
             row |= {"memory": options.memory, "largest_batch": largest}
+        for row, peak in zip(content, measured or [], strict=False):
+            row["cuda"] = peak
         print(json.dumps(content if len(content) > 1 else content[0], indent=2))
         return 0
     from memopt.accounting import tables
 
     console = tables.console()
-    console.print(tables.whole_steps(options.model, steps, options.memory, batches))
+    console.print(tables.whole_steps(options.model, steps, options.memory, batches, measured))
     if batches is not None:
         for line in tables.verdict(steps, options.memory, batches):
             console.print(line)
     return 0
+
+
+def _on_gpu(options: argparse.Namespace, whole: Step, own: dict[str, Any]) -> int | None:
+    """The peak of the step on the GPU; None, with a line on stderr, where it does not fit."""
+    work, method = whole.workload, whole.report.method
+    try:
+        return step_peak(
+            work.model,
+            work.inputs,
+            method,
+            whole.report.dtype,
+            micro_batches=work.micro_batches,
+            targets=options.targets,
+            loss=lambda model, batch: loss_of(model(**batch)),
+            **own,
+        )
+    except UnsupportedCombination as error:
+        print(f"not measured: {error}", file=sys.stderr)
+        return None
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from memopt.accounting.live import fresh_bytes, tensors_in
 from memopt.accounting.predict import by_label, dtype_name, label_of
@@ -13,7 +14,11 @@ from memopt.accounting.report import GroupBytes, Report
 from memopt.optimizers.base import MemoptOptimizer
 
 
-def measure(model: nn.Module, optimizer: torch.optim.Optimizer) -> Report:
+def measure(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    masters: Mapping[Tensor, Tensor] | None = None,
+) -> Report:
     """Counts the bytes that a model and its optimizer hold now, each storage once.
 
     Call it after a step and before ``zero_grad()``: state is allocated at the first step, and
@@ -24,6 +29,8 @@ def measure(model: nn.Module, optimizer: torch.optim.Optimizer) -> Report:
     Args:
         model: the module that is trained.
         optimizer: its optimizer; parameters that it does not hold count as frozen.
+        masters: in mixed precision, the copy of each parameter that the optimizer works on; such
+            copies count as states, their gradients as gradients.
 
     Returns:
         The report, in the categories of `memopt.accounting.predict`.
@@ -33,17 +40,21 @@ def measure(model: nn.Module, optimizer: torch.optim.Optimizer) -> Report:
     rows: list[GroupBytes] = []
     tensors: Counter[str] = Counter()
     for param in model.parameters():
-        group = group_of.get(id(param))
+        worked = (masters or {}).get(param, param)
+        group = group_of.get(id(worked))
         weights = fresh_bytes(param, seen)
-        gradients = 0 if param.grad is None else fresh_bytes(param.grad, seen)
-        state = optimizer.state.get(param, {})
+        grads = [t.grad for t in (param, worked) if t.grad is not None]
+        gradients = sum(fresh_bytes(grad, seen) for grad in grads)
+        state = dict(optimizer.state.get(worked, {}))
+        if worked is not param:
+            state["master"] = worked
         kept = {key: sum(fresh_bytes(t, seen) for t in tensors_in(v)) for key, v in state.items()}
         tensors.update({key: nbytes for key, nbytes in kept.items() if nbytes})
         projected: set[str] = set()
         if isinstance(optimizer, MemoptOptimizer) and group is not None:
-            declared = optimizer.declared(param, group).items()
+            declared = optimizer.declared(worked, group).items()
             projected = {key for key, buffer in declared if buffer.kind == "projection"}
-        label = "frozen" if group is None else label_of(optimizer, param, group)
+        label = "frozen" if group is None else label_of(optimizer, worked, group)
         projections = sum(kept.get(key, 0) for key in projected)
         states = sum(kept.values()) - projections
         rows.append(GroupBytes(label, 1, param.numel(), weights, gradients, states, projections))
@@ -51,7 +62,7 @@ def measure(model: nn.Module, optimizer: torch.optim.Optimizer) -> Report:
         source="measured",
         model=type(model).__name__,
         method=type(optimizer).__name__,
-        dtype=dtype_name(model),
+        dtype="mixed" if masters else dtype_name(model),
         arguments={},
         gradients=sum(row.gradients for row in rows),
         gradient_rule="those that lived when it was measured",

@@ -46,26 +46,35 @@ def comparison(model: str, reports: Sequence[Report]) -> Table:
 
 
 def whole_steps(
-    model: str, steps: Sequence[Step], memory: int | None, batches: Sequence[int] | None
+    model: str,
+    steps: Sequence[Step],
+    memory: int | None,
+    batches: Sequence[int] | None,
+    measured: Sequence[int | None] | None = None,
 ) -> Table:
-    """One row a method: what a whole step takes, and the largest batch for the memory."""
+    """One row a method: what a whole step takes, the largest batch, and what a GPU measured."""
     first = steps[0].workload
     unit = table_unit(max(step.peak for step in steps))
     work = f"{first.micro_batches} x {first.batch} x {first.seq} tokens"
     if first.checkpointing:
         work += ", checkpointing"
     columns = ["weights", "gradients", "states", "activations", "update", "peak"]
+    columns += ["CUDA"] if measured is not None else []
+    columns += ["fits", "max batch"] if batches is not None else []
     table = _table(
         f"{model} · {steps[0].report.dtype} · {work}, {unit}",
-        columns + (["fits", "max batch"] if batches is not None else []),
+        columns,
         caption="peak: the most at once; each part has its own highest moment. states: with "
-        "projections. update: what one update needs for a moment",
+        "projections. update: what one update needs for a moment. max batch: by arithmetic from "
+        "passes with two batches",
     )
     for index, step in enumerate(steps):
         report = step.report
-        figures = [report.weights, report.gradients, report.states + report.projections]
+        figures: list[int | None] = [report.weights, report.gradients]
+        figures.append(report.states + report.projections)
         figures += [step.activations, report.transient or 0, step.peak]
-        row = [f"{convert(value, unit):,.2f}" for value in figures]
+        figures += [] if measured is None else [measured[index]]
+        row = ["–" if value is None else f"{convert(value, unit):,.2f}" for value in figures]
         if batches is not None and memory is not None:
             row += ["yes" if step.peak <= memory else "no", str(batches[index])]
         table.add_row(report.method, *row)

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 
 from memopt import catalog
 from memopt.accounting.course import adapted, default_dtype, tracing_errors
+from memopt.accounting.cuda import require_cuda, step_peak
 from memopt.accounting.live import tensors_in
+from memopt.accounting.loop import RUN_DTYPES, Loss, one_step, output_loss
 from memopt.accounting.measure import measure
 from memopt.accounting.predict import ANY_LR, dtype_name
 from memopt.errors import unknown
@@ -34,7 +36,6 @@ _KIND_OF: dict[str, str] = {
     _MemRefType.ACT: "activations",
     _MemRefType.TEMP: "temporaries",
 }
-BUILD_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 STEPS = 2  # state is allocated in the first; the second is what every later one is like
 
 
@@ -47,6 +48,7 @@ class Trace:
         timeline: ``(phase, bytes by kind)`` after every operation that makes a tensor; phases are
             ``"forward"``, ``"backward"`` and ``"step"``, kinds those of `KINDS`. Temporaries are
             what backward and the update make and drop, gradients of activations among them.
+        cuda: the peak of the same step on a GPU by its own allocator; None if it was not asked for.
     """
 
     model: str
@@ -54,6 +56,7 @@ class Trace:
     dtype: str
     arguments: dict[str, Any]
     timeline: tuple[tuple[str, dict[str, int]], ...]
+    cuda: int | None = None
 
     @property
     def peak(self) -> dict[str, int]:
@@ -85,7 +88,7 @@ class Trace:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings: the peak, its sum and the highest of each kind."""
+        """Plain numbers and strings: the peak, its sum, CUDA's, and the highest of each kind."""
         return {
             "source": "traced",
             "model": self.model,
@@ -94,6 +97,7 @@ class Trace:
             "arguments": self.arguments,
             "peak": self.peak,
             "total": self.total,
+            "cuda": self.cuda,
             "highest": {kind: self.highest(kind) for kind in KINDS},
         }
 
@@ -114,6 +118,12 @@ class _Tracker(MemTracker):
         self._track_module_params_and_buffers(model, install_grad_hooks=True)
         for param in frozen:
             param.requires_grad_(False)
+
+    def enter(self, phase: str) -> None:
+        """Names the phase of the operations that follow."""
+        if phase == "forward":
+            self.reset_mod_stats()  # the tracker takes one forward at a time
+        self.phase = phase
 
     def _update_peak_stats(self, peak_state: Any) -> None:
         """Called after each operation; module-wise peaks, which take long, are not kept."""
@@ -139,7 +149,8 @@ def trace(
     *,
     micro_batches: int = 1,
     targets: Targets = "auto",
-    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    loss: Loss | None = None,
+    cuda: bool = False,
     **arguments: Any,
 ) -> Trace:
     """Follows one training step of the real model with the real optimizer, without memory.
@@ -153,6 +164,7 @@ def trace(
         micro_batches: forward and backward passes in one step.
         targets: which parameters the method treats, as in `memopt.param_groups`.
         loss: from model and batch; default: the model's output, or its ``.loss``.
+        cuda: also train two real steps on the GPU, for `Trace.cuda`.
         **arguments: of the method's constructor.
 
     Returns:
@@ -160,22 +172,24 @@ def trace(
 
     Raises:
         ValueError: unknown method, dtype or argument, with the nearest valid name.
-        UnsupportedCombination: the model or the optimizer decides by the values of tensors.
+        UnsupportedCombination: the model or the optimizer decides by the values of tensors; with
+            ``cuda``, there is no GPU or the step does not fit in it.
     """
-    if dtype not in BUILD_DTYPES:
-        raise unknown("dtype", dtype, BUILD_DTYPES)
+    if cuda:
+        require_cuda()
+    if dtype not in RUN_DTYPES:
+        raise unknown("dtype", dtype, RUN_DTYPES)
     if micro_batches < 1:
         raise ValueError(f"micro_batches must be 1 or more, got {micro_batches}")
     entry = catalog.get(method)
-    if entry.timing == "in backward":
-        arguments = {"micro_batches": micro_batches} | arguments
-    given = {"lr": ANY_LR} | arguments
+    told = {"micro_batches": micro_batches} if entry.timing == "in backward" else {}
+    given = {"lr": ANY_LR} | told | arguments
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
         return catalog.create(method, model, targets=targets, **given)
 
     with FakeTensorMode(allow_non_fake_inputs=True), tracing_errors():
-        with default_dtype(BUILD_DTYPES[dtype]):
+        with default_dtype(RUN_DTYPES[dtype]):
             model, adapter = (
                 adapted(build_model, make) if entry.kind == "adapter" else (build_model(), None)
             )
@@ -187,34 +201,19 @@ def trace(
         with tracker:
             for _ in range(STEPS):
                 tracker.samples.clear()
-                _step(model, optimizer, batches, loss or _output_loss, tracker)
+                one_step(model, optimizer, batches, loss or output_loss, tracker.enter)
+    measured = None
+    if cuda:
+        work: dict[str, Any] = {"micro_batches": micro_batches, "targets": targets, "loss": loss}
+        measured = step_peak(build_model, build_batch, method, dtype, **work, **arguments)
     return Trace(
         model=type(model).__name__,
         method=entry.name,
         dtype=dtype_name(model),
-        arguments=arguments,
+        arguments=told | arguments,
         timeline=_separated(tracker.samples, optimizer, model),
+        cuda=measured,
     )
-
-
-def _step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: list[Any],
-    loss: Callable[[nn.Module, Any], Tensor],
-    tracker: _Tracker,
-) -> None:
-    """The ordinary loop: it fits every timing."""
-    for batch in batches:
-        tracker.reset_mod_stats()  # the tracker takes one forward at a time
-        tracker.phase = "forward"
-        value = loss(model, batch) / len(batches)
-        tracker.phase = "backward"
-        value.backward()
-        del value
-    tracker.phase = "step"
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def _separated(
@@ -229,14 +228,3 @@ def _separated(
         return kinds | {"states": kept, "temporaries": kinds["temporaries"] + passing}
 
     return tuple((phase, split(kinds)) for phase, kinds in samples)
-
-
-def _output_loss(model: nn.Module, batch: Any) -> Tensor:
-    output = model(**batch)
-    value = output if isinstance(output, Tensor) else output.loss
-    if not isinstance(value, Tensor) or value.ndim:
-        raise ValueError(
-            f"the output of {type(model).__name__} is no scalar and has no scalar .loss (are there "
-            "labels in the batch?); pass loss=function of model and batch"
-        )
-    return value

@@ -1,5 +1,6 @@
 """Predicted bytes, measured bytes and closed forms written out here: equal to 0 bytes."""
 
+import copy
 import gc
 import math
 
@@ -286,6 +287,56 @@ def test_mixed_precision_adds_a_master_copy() -> None:
     assert (mixed.weights, mixed.gradients) == (2 * count, 2 * count)
     assert mixed.states == plain.states + 4 * count
     assert mixed.tensors["master"] == 4 * count
+
+
+def train_mixed(model: nn.Module, method: str, steps: int) -> tuple:
+    """Mixed precision in plain torch: bf16 weights, a float32 copy that the optimizer works on.
+
+    Methods that use gradients in backward get each one, widened, as it comes; the others all of
+    them at the update.
+    """
+    twin = copy.deepcopy(model).float()
+    masters = dict(zip(model.parameters(), twin.parameters(), strict=True))
+    optimizer = optimizer_for(method, twin)
+    early = METHODS[method].timing != "step"
+
+    def forward_gradient(param: torch.Tensor) -> None:
+        torch.autograd.backward(masters[param], param.grad.float())
+        if early:
+            param.grad = None
+
+    if early:
+        for param in model.parameters():
+            param.register_post_accumulate_grad_hook(forward_gradient)
+    for _ in range(steps):
+        model.zero_grad()
+        backward(model)
+        for param in [] if early else model.parameters():
+            forward_gradient(param)
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for param, master in masters.items():
+                param.copy_(master)
+    return optimizer, masters
+
+
+@pytest.mark.parametrize("name", ["llama", "encoder", "conv", "tied"])
+@pytest.mark.parametrize("method", [m for m in ARGUMENTS if METHODS[m].kind != "adapter"])
+def test_mixed_precision_is_measured(method: str, name: str) -> None:
+    model = MODELS[name]().bfloat16()
+    predicted = predict(model, method, "mixed", **ARGUMENTS[method])
+    before = [p.clone() for p in model.parameters()]
+    optimizer, masters = train_mixed(model, method, 2)
+    assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    measured = measure(model, optimizer, masters)
+    assert bytes_of(predicted) == bytes_of(measured)
+    assert predicted.tensors == measured.tensors
+    if METHODS[method].timing == "step":
+        assert predicted.groups == measured.groups
+    left = {kind: getattr(measured, kind) for kind in ("dtype", "gradients")}
+    kept = predicted.gradients if METHODS[method].timing == "step" else 0
+    assert left == {"dtype": "mixed", "gradients": kept}
 
 
 def test_state_of_other_optimizers_is_measured_once() -> None:
