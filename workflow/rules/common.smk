@@ -132,6 +132,7 @@ def notebook_outputs():
     collected = [RUNS[run] for run in COLLECTED]
     final = {run["task"] for run in collected if not run["tuning"]}
     tasks = final | {"tuning" for run in collected if run["tuning"]} | {None}
+    tasks |= {"ablation" for run in collected if run["study"].startswith("ablation_")}
     return {
         notebook: [
             file

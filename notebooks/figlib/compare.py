@@ -1,0 +1,291 @@
+"""Methods beside a reference: paired differences, and quality against bytes."""
+
+from __future__ import annotations
+
+import json
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from . import lines, stats, style
+from .errors import FigureError
+from .rows import KEYS
+
+MARGIN = 0.01  # nats a token that docs/study.md calls equal: one per cent of perplexity
+SEEDS = ["seeds_weights", "seeds_data"]
+PAIR = ["study", "model", *SEEDS]
+ABLATION = "ablation_"  # studies that vary one method
+SAME = ["model", "data_id", "steps", "method", "lr"]  # what an ablation and its own setting share
+
+
+def comparisons(runs: pd.DataFrame) -> pd.DataFrame:
+    """Final runs that compare methods: neither those that tune nor those that vary one method."""
+    return runs[~runs.tuning & ~runs.study.str.startswith(ABLATION)]
+
+
+def against(runs: pd.DataFrame, reference: str = "adamw") -> pd.DataFrame:
+    """Loss of each method minus the reference's, paired by seed.
+
+    Runs with the same seed start from the same weights and see the same documents in the same
+    order, so the difference is free of what both share. A diverged run has no loss and makes its
+    method's difference NaN.
+
+    Args:
+        runs: final runs of runs.parquet, with ``label``.
+        reference: catalog name; it must be there for each seed of each study and model.
+
+    Returns:
+        One row a line, best first within study and model: ``loss``, ``difference`` with ``low`` and
+        ``high`` (95 % Student interval; NaN for one seed), ``perplexity``, ``bytes_per_weight`` of
+        optimizer state, ``seeds``, ``diverged`` and ``reading`` (see :func:`reading`).
+
+    Raises:
+        FigureError: a seed without the reference.
+    """
+    base = runs[runs.method == reference]
+    if base.duplicated(PAIR).any():
+        raise FigureError(f"compare: {reference} ran more than once with one seed; choose one.")
+    base = base.set_index(PAIR).final_validation_loss.rename("base")
+    paired = runs.join(base, on=PAIR)
+    alone = paired[~paired.set_index(PAIR).index.isin(base.index)]
+    if not alone.empty:
+        raise FigureError(
+            f"compare: {alone.run_id.iloc[0]} has no run of {reference} with its seed beside it."
+        )
+    paired["difference"] = paired.final_validation_loss - paired.base
+    rows = []
+    for key, group in paired.groupby(KEYS, sort=False):
+        mean, low, high = stats.interval(group.difference)
+        loss = group.final_validation_loss.mean(skipna=False)
+        rows.append(
+            dict(zip(KEYS, key, strict=True))
+            | {"loss": loss, "perplexity": np.exp(loss), "lr": group.lr.iloc[0]}
+            | {"difference": mean, "low": low, "high": high, "reading": reading(mean, low, high)}
+            | {"state_bytes_measured": group.state_bytes_measured.max()}
+            | {"bytes_per_weight": group.state_bytes_measured.max() / group.parameters.max()}
+            | {"seeds": len(group), "diverged": int(group.diverged.sum())}
+        )
+    order = ["study", "model", "loss"]
+    return pd.DataFrame(rows).sort_values(order, kind="stable", ignore_index=True)
+
+
+def reading(difference: float, low: float, high: float) -> str:
+    """What an interval of a difference says, by the rule of docs/study.md."""
+    if np.isnan(difference):
+        return "diverged"
+    if np.isnan(low):
+        return "one seed"
+    if high < 0:
+        return "better"
+    if low >= -MARGIN and high <= MARGIN:
+        return "equal"
+    return "worse" if low > 0 else "cannot say"
+
+
+def forest(table: pd.DataFrame, reference: str) -> Figure:
+    """Differences to the reference with their intervals, best on top.
+
+    Differences above five times the median of the positive ones are cut at the edge and named.
+
+    Args:
+        table: of one study and model, what :func:`against` returns, without the reference.
+        reference: its label.
+    """
+    fig, axis = plt.subplots(figsize=(6.6, 0.24 * len(table) + 0.9))
+    positive = table.difference[table.difference > 0]
+    edge = max(5 * positive.median() if len(positive) else 0.0, 5 * MARGIN)
+    edge = min(edge, 1.05 * np.nanmax([table.high.max(), table.difference.max(), 2 * MARGIN]))
+    axis.axvspan(-MARGIN, MARGIN, color=style.GRID, zorder=0)
+    axis.axvline(0, color=style.MUTED, lw=1.0, zorder=1)
+    for y, row in enumerate(table.itertuples()):
+        look = style.look(row.method)
+        at = min(row.difference, edge)
+        if at < edge and not np.isnan(row.low):
+            axis.plot([row.low, min(row.high, edge)], [y, y], color=look.color, lw=1.8)
+        axis.plot(at, y, look.marker, color=look.color, markeredgecolor="white", ms=6)
+        beyond = " →" if at == edge else ""
+        axis.annotate(
+            f"{row.difference:+.3f}{beyond}",
+            (1.0, y),
+            xycoords=axis.get_yaxis_transform(),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=style.readable(look.color),
+            annotation_clip=False,
+        )
+    axis.set_yticks(range(len(table)), table.label)
+    axis.set_ylim(len(table) - 0.4, -0.6)
+    low = np.nanmin([table.low.min(), table.difference.min(), -MARGIN])
+    axis.set_xlim(low - 0.06 * (edge - low), edge * 1.03)
+    axis.set_xlabel(f"Held-out loss minus {reference}'s, same seed (nats a token); left is better")
+    axis.grid(axis="y", visible=False)
+    return fig
+
+
+def pareto(table: pd.DataFrame) -> Figure:
+    """Perplexity against bytes of optimizer state a weight; the front is drawn as steps.
+
+    Args:
+        table: of one study and model, what :func:`against` returns.
+    """
+    fig, axis = plt.subplots(figsize=(7.4, 4.6))
+    shown = table.dropna(subset=["perplexity"])
+    top = lines.OFF_SCALE * shown.perplexity.median()
+    inside = shown[shown.perplexity <= top]
+    front = front_of(inside)
+    axis.plot(
+        front.bytes_per_weight, front.perplexity, color=style.MUTED, lw=1.0, ls=(0, (4, 3)),
+        drawstyle="steps-post", zorder=1,
+    )  # fmt: skip
+    axis.set_ylim(inside.perplexity.min() / 1.03, inside.perplexity.max() * 1.05)
+    lines.plain_log(axis)
+    axis.set_xlim(-0.25, shown.bytes_per_weight.max() * 1.04)
+    fig.draw_without_rendering()
+    _named_points(axis, shown.sort_values("perplexity"))
+    axis.set_xlabel("Bytes of optimizer state per weight of the model")
+    axis.set_ylabel("Held-out perplexity (log scale)")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    return fig
+
+
+def front_of(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows that no other row beats in both bytes and perplexity, by bytes."""
+    ordered = table.sort_values(["bytes_per_weight", "perplexity"], kind="stable")
+    best = ordered.perplexity.cummin()
+    return ordered[(ordered.perplexity <= best) & ~best.duplicated()]
+
+
+def _named_points(axis: Axes, points: pd.DataFrame) -> None:
+    """A marker a method, named at the right edge at its height with a line to it."""
+    top = axis.get_ylim()[1]
+    to_points = 72 / axis.figure.dpi
+    heights = [min(v, top) for v in points.perplexity]
+    wanted = axis.transData.transform([(0, v) for v in heights])[:, 1] * to_points
+    shifts = lines.spread_out(wanted) - wanted
+    right = axis.get_xlim()[1]
+    for shift, height, row in zip(shifts, heights, points.itertuples(), strict=True):
+        look = style.look(row.method)
+        above = row.perplexity > top
+        axis.plot(
+            row.bytes_per_weight, height, look.marker, color=look.color, ms=7,
+            markeredgecolor="white", clip_on=False, zorder=3,
+        )  # fmt: skip
+        axis.annotate(
+            f"{row.label}  {style.digits(row.perplexity, 4)}{' ↑' if above else ''}",
+            (right, height),
+            xytext=(16, shift),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=style.readable(look.color),
+            annotation_clip=False,
+        )
+        axis.annotate(
+            "",
+            (row.bytes_per_weight, height),
+            xytext=(right, height),
+            arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.4, "alpha": 0.6},
+        )
+        axis.annotate(
+            "", (right, height), xytext=(14, shift), textcoords="offset points",
+            arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.7}, annotation_clip=False,
+        )  # fmt: skip
+
+
+def ablations(runs: pd.DataFrame) -> pd.DataFrame:
+    """Settings of the studies ``ablation_...`` beside the method's own setting.
+
+    The own setting is not trained again: it is the run of another study with the same model,
+    method, rate, data, updates and seeds.
+
+    Args:
+        runs: final runs of runs.parquet.
+
+    Returns:
+        One row a setting and seed, the own setting first: columns of ``runs`` and ``setting``
+        (what is changed; for the own one the same arguments, marked), ``difference`` of the
+        held-out loss to the own setting's, ``spread`` (twice the standard deviation of the own
+        setting over seeds; NaN for one seed).
+
+    Raises:
+        FigureError: a run without its counterpart.
+    """
+    chosen = runs.study.str.startswith(ABLATION)
+    varied, others = runs[chosen].copy(), runs[~chosen]
+    spread = 2 * others.groupby(SAME).final_validation_loss.std(ddof=1).rename("spread")
+    own = others.drop_duplicates([*SAME, *SEEDS])
+    base = own.set_index([*SAME, *SEEDS])[["final_validation_loss", "method_args"]]
+    base = base.set_axis(["own_loss", "own_args"], axis=1)
+    varied = varied.join(base.own_args, on=[*SAME, *SEEDS])
+    alone = varied[varied.own_args.isna()]
+    if not alone.empty:
+        raise FigureError(f"ablations: {alone.run_id.iloc[0]} has no run of the own setting.")
+    pairs = zip(varied.method_args, varied.own_args, strict=True)
+    varied["changed"] = [_changed(json.loads(new), json.loads(old)) for new, old in pairs]
+    varied["setting"] = [_words(changed) for changed in varied.changed]
+    studies = varied.groupby(["study", *SAME, *SEEDS]).changed.agg(_keys).reset_index()
+    unvaried = studies.merge(own.drop(columns="study"), on=[*SAME, *SEEDS], validate="many_to_one")
+    unvaried["setting"] = [
+        _words({key: json.loads(args).get(key, "default") for key in keys}) + " (own)"
+        for keys, args in zip(unvaried.changed, unvaried.method_args, strict=True)
+    ]
+    table = pd.concat([unvaried, varied], ignore_index=True).drop(columns="changed")
+    table = table.join(spread, on=SAME).join(base.own_loss, on=[*SAME, *SEEDS])
+    table["difference"] = table.final_validation_loss - table.pop("own_loss")
+    table = table.drop(columns="own_args")
+    return table.sort_values("study", kind="stable", ignore_index=True)
+
+
+def _changed(new: dict[str, object], own: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in new.items() if own.get(key) != value}
+
+
+def _keys(changed: pd.Series) -> list[str]:
+    return list(dict.fromkeys(key for setting in changed for key in setting))
+
+
+def _words(setting: dict[str, object]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in setting.items())
+
+
+def settings(table: pd.DataFrame) -> Figure:
+    """Differences to the own setting, one panel an ablation; grey: within the spread of seeds.
+
+    Args:
+        table: what :func:`ablations` returns.
+    """
+    panels = list(table.groupby("study", sort=False))
+    heights = [rows.setting.nunique() + 1.6 for _, rows in panels]
+    fig, axes = plt.subplots(
+        len(panels), 1, figsize=(6.4, 0.25 * sum(heights)), squeeze=False,
+        gridspec_kw={"height_ratios": heights},
+    )  # fmt: skip
+    for axis, (study, rows) in zip(axes[:, 0], panels, strict=True):
+        look = style.look(rows.method.iloc[0])
+        axis.axvspan(-rows.spread.iloc[0], rows.spread.iloc[0], color=style.GRID, zorder=0)
+        axis.axvline(0, color=style.MUTED, lw=1.0, zorder=1)
+        names = list(dict.fromkeys(rows.setting))
+        places = [names.index(setting) for setting in rows.setting]
+        axis.plot(rows.difference, places, look.marker, color=look.color, ls="none", ms=6)
+        for y, name in enumerate(names):
+            loss = rows[rows.setting == name].final_validation_loss.mean()
+            axis.annotate(
+                style.digits(np.exp(loss), 4) if np.isfinite(loss) else "diverged",
+                (1.0, y), xycoords=axis.get_yaxis_transform(), xytext=(6, 0),
+                textcoords="offset points", va="center", fontsize=8, annotation_clip=False,
+            )  # fmt: skip
+        axis.set_yticks(range(len(names)), names)
+        axis.set_ylim(len(names) - 0.4, -0.6)
+        what = study.removeprefix(ABLATION).removeprefix(f"{rows.method.iloc[0]}_")
+        axis.set_title(f"{look.label}: {what.replace('_', ' ')}")
+        axis.grid(axis="y", visible=False)
+    axes[-1, 0].set_xlabel(
+        "Held-out loss minus the own setting's, same seed (nats a token); at the right: perplexity"
+    )
+    return fig
