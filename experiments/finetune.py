@@ -45,6 +45,8 @@ def make_task(run: RunSpec, data_dir: Path) -> Task:
     length = run.train.sequence_length
     train = encode(splits["train"], tokenizer, length)
     held_out_rows = encode(splits["validation"], tokenizer, length)
+    ids = (token for row in (*train, *held_out_rows) for token in row["input_ids"])
+    models.check_vocabulary(run.model.name, model.config.vocab_size, max(ids))
     collate = DataCollatorWithPadding(tokenizer)
     held_out = partial(batches, held_out_rows, run.train.eval_batch_size, collate)
     return Task(

@@ -46,17 +46,22 @@ def language_model(spec: ModelSpec, *, seed: int, dtype: str, largest_id: int) -
             known = nearest(key, default.to_dict())
             raise UserError(f"model {spec.name}: unknown key 'shape.{key}'{known}")
     config = AutoConfig.for_model(**spec.shape, use_cache=False)
-    if config.vocab_size <= largest_id:
-        raise UserError(
-            f"model {spec.name} has {config.vocab_size} vocabulary entries, but the tokens go up "
-            f"to {largest_id}: choose a smaller tokenizer or another shape"
-        )
+    check_vocabulary(spec.name, config.vocab_size, largest_id)
     torch.manual_seed(seed)
     try:
         model = AutoModelForCausalLM.from_config(config)
     except ValueError as error:
         raise UserError(f"model {spec.name}: {error}") from None
     return rounded(model, dtype)
+
+
+def check_vocabulary(name: str, vocab_size: int, largest_id: int) -> None:
+    """Raises a `UserError` where the tokens of the data have no entry in the model."""
+    if vocab_size <= largest_id:
+        raise UserError(
+            f"model {name} has {vocab_size} vocabulary entries, but the tokens go up to "
+            f"{largest_id}: model and tokenizer do not belong together; choose another of either"
+        )
 
 
 def classifier(
@@ -83,6 +88,8 @@ def classifier(
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: another head's shape
         reason = " ".join(str(error).split())
         raise UserError(f"model {spec.name}: cannot load {origin}: {reason}") from None
+    if model.config.pad_token_id is None:  # decoders find a row's last token by it
+        model.config.pad_token_id = tokenizer.pad_token_id
     return rounded(model, dtype), tokenizer
 
 

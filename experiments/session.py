@@ -24,6 +24,7 @@ from experiments import (
     scores,
     sharded,
     spec,
+    starts,
     trackers,
     training,
 )
@@ -97,7 +98,7 @@ def execute(
     if processes.first():
         prepare(run.data, data)  # nothing to do where it is there; refuses another run's data
     processes.wait()
-    task = make_task(run, data)
+    task = make_task(starts.placed(run, out_dir.parent), data)
     optimizer, predicted = training.make_optimizer(run, task.model)
     kept = predicted.weights + predicted.states + predicted.projections
     rundir.require_space(work, (checkpoints.KEPT + 1) * kept)
@@ -118,7 +119,7 @@ def execute(
         run,
         metrics,
         results,
-        rundir.provenance(run, task.fingerprint, sessions),
+        rundir.provenance(run, task.fingerprint, sessions) | starts.provenance(run, out_dir.parent),
     )
     print(f"{run.run_id}: {outcome.verdict}; {json.dumps(results['final'])}", file=sys.stderr)
 

@@ -117,6 +117,7 @@ class ModelSpec(Strict):
         package: installed distribution that carries weights, config and tokenizer.
         path: local folder with the same.
         hub: identifier on the hub, with its ``revision``.
+        run: identifier of the run of the same suite that pretrained it (`experiments.starts`).
     """
 
     name: Name
@@ -125,12 +126,13 @@ class ModelSpec(Strict):
     path: str | None = None
     hub: str | None = None
     revision: str | None = None
+    run: str | None = None
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        given = [k for k in ("shape", "package", "path", "hub") if getattr(self, k) is not None]
-        if len(given) != 1:
-            raise ValueError("give exactly one of 'shape', 'package', 'path', 'hub'")
+        origins = ("shape", "package", "path", "hub", "run")
+        if sum(getattr(self, key) is not None for key in origins) != 1:
+            raise ValueError(f"give exactly one of {', '.join(map(repr, origins))}")
         if self.revision and not self.hub:
             raise ValueError("'revision' belongs to 'hub'")
         return self

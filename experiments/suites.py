@@ -1,7 +1,8 @@
 """Suites: lists of studies, expanded to runs.
 
-A study is a product: models x methods x seeds, on one task. ``expand`` resolves every name (model,
-method, task) through the YAML folders beside this file into complete run specifications.
+A study is a product: models x methods x seeds, on one task. Its models may be what runs of studies
+above it have pretrained. ``expand`` resolves every name (model, method, task) through the YAML
+folders beside this file into complete run specifications.
 
     python -m experiments.suites expand smoke --out results/smoke/spec
 """
@@ -12,6 +13,7 @@ import argparse
 import itertools
 import json
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,11 +21,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from experiments import spec
+from experiments import spec, starts
 from experiments.errors import UserError, command_line, nearest
 from experiments.files import write_if_changed
 from experiments.hyperparameters import MethodFile
 from experiments.spec import MethodSpec, ModelSpec, Name, Resources, RunSpec, Seeds, Strict
+from experiments.starts import ModelChoice
 from experiments.tuning import TunedFile
 
 HOME = Path(__file__).parent
@@ -85,6 +88,7 @@ class Study(Strict):
         id: prefix of the run identifiers.
         task: a file of ``tasks``.
         data: keys that override the task's.
+        models: names, or ``{run, name}``.
         methods: names, or ``{name, lr, args}``; or ``all``: every method of one process whose file
             has a rate for each of the models.
         seeds: a number, or ``{weights, data}``.
@@ -97,7 +101,9 @@ class Study(Strict):
     id: Name
     task: Name
     data: dict[str, Any] = {}
-    models: Annotated[list[Name], Field(min_length=1)]
+    models: Annotated[
+        list[Annotated[ModelChoice, BeforeValidator(_name_only)]], Field(min_length=1)
+    ]
     methods: (
         Literal["all"]
         | Annotated[list[Annotated[MethodChoice, BeforeValidator(_name_only)]], Field(min_length=1)]
@@ -192,8 +198,8 @@ def method_spec(choice: MethodChoice, model: str, task: str) -> MethodSpec:
     return MethodSpec(name=choice.name, lr=lr, args=args)
 
 
-def choices(study: Study) -> list[MethodChoice]:
-    """The study's methods; ``all`` written out, in the order of the catalog."""
+def choices(study: Study, models: list[str]) -> list[MethodChoice]:
+    """The study's methods; ``all`` written out for these models, in the order of the catalog."""
     if study.methods != "all":
         return study.methods
     from memopt.catalog import METHODS  # with torch, which takes a second or two
@@ -204,8 +210,7 @@ def choices(study: Study) -> list[MethodChoice]:
         MethodChoice(name=name)
         for name, method in METHODS.items()
         if method.kind != "distributed"  # they need several processes
-        if name in files
-        and all(files[name].entry(model, study.task, kind) for model in study.models)
+        if name in files and all(files[name].entry(model, study.task, kind) for model in models)
     ]
 
 
@@ -252,9 +257,14 @@ def expand(suite: str) -> list[RunSpec]:
     runs: dict[str, RunSpec] = {}
     for study in file.studies:
         where = f"suites/{suite}.yaml: study {study.id}"
-        for model, choice, seeds in itertools.product(study.models, choices(study), study.seeds):
-            for at_rate in rates(study, choice, model):
-                run = _run(suite, file.smoke, study, model, at_rate, seeds, where)
+        origins = [_origin(model, runs.values(), where) for model in study.models]
+        models = [model.name for model, _ in origins]
+        if len(set(models)) < len(models):
+            raise UserError(f"{where}: two models are called {max(models, key=models.count)!r}")
+        methods = choices(study, models)
+        for origin, choice, seeds in itertools.product(origins, methods, study.seeds):
+            for at_rate in rates(study, choice, origin[0].name):
+                run = _run(suite, file.smoke, study, origin, at_rate, seeds, where)
                 check_arguments(run, where)
                 if run.run_id in runs:
                     raise UserError(f"{where}: the run {run.run_id} is listed twice")
@@ -262,18 +272,31 @@ def expand(suite: str) -> list[RunSpec]:
     return list(runs.values())
 
 
+def _origin(
+    choice: ModelChoice, above: Iterable[RunSpec], where: str
+) -> tuple[ModelSpec, Resources]:
+    """A model of a study, and what running it takes."""
+    if choice.run is None:
+        name = str(choice.name)
+        return model_spec(name), _read(ModelFile, "models", name).resources
+    start = starts.find(choice.run, above, where)
+    if choice.name in set(names("models")) - {start.model.name}:
+        raise UserError(f"{where}: {choice.name!r} is another model (models/{choice.name}.yaml)")
+    return ModelSpec(name=choice.name or start.model.name, run=start.run_id), start.resources
+
+
 def _run(
     suite: str,
     smoke: bool,
     study: Study,
-    name: str,
+    origin: tuple[ModelSpec, Resources],
     choice: MethodChoice,
     seeds: Seeds,
     where: str,
 ) -> RunSpec:
     """One run of a study, every name resolved."""
     task: TaskFile = _read(TaskFile, "tasks", study.task)
-    model = model_spec(name)
+    model, resources = origin
     return spec.parse(
         RunSpec,
         {
@@ -283,13 +306,13 @@ def _run(
             "smoke": smoke,
             "tuning": study.grid is not None,
             "model": model,
-            "method": method_spec(choice, name, study.task),
+            "method": method_spec(choice, model.name, study.task),
             "data": _data(study, task, model, f"{where}: data"),
             "train": study.train,
             "score": task.score,
             "seeds": seeds,
             "threads": study.threads,
-            "resources": study.resources or _read(ModelFile, "models", name).resources,
+            "resources": study.resources or resources,
         },
         where,
     )
@@ -309,10 +332,7 @@ def check_arguments(run: RunSpec, where: str) -> None:
 
 def select(runs: list[RunSpec], only: str) -> list[RunSpec]:
     """Runs whose ``study/model/method/seed`` or identifier contains ``only``."""
-    paths = {
-        run.run_id: f"{run.study}/{run.model.name}/{run.method.name}/{run.seeds.label}"
-        for run in runs
-    }
+    paths = {run.run_id: starts.path_of(run) for run in runs}
     chosen = [run for run in runs if only in paths[run.run_id] or only in run.run_id]
     if not chosen:
         examples = ", ".join(sorted(set(paths.values()))[:5])
@@ -344,7 +364,7 @@ def write(suite: str, runs: list[RunSpec], out: Path) -> dict[str, Any]:
                 "data_id": run.data.data_id,
                 "threads": run.threads,
                 **run.resources.model_dump(),
-                "needs": [],
+                "needs": [run.model.run] if run.model.run else [],
             }
             for run in runs
         ],

@@ -85,7 +85,7 @@ def test_wrong_settings_get_the_right_words(fresh: Project, setting: str, words:
     [
         ('"threads": 64', "gwt-2 needs 64 and there are 2 cores (see --cores)"),
         ('"gpus": 3', "gwt-2 needs 3 and there are 2 GPUs (see nvidia-smi"),
-        ('"disk_mb": 1000000000', "suite 'smoke' needs about 1,000,000,001 MB of disk"),
+        ('"disk_mb": 1000000000', "suite 'smoke' needs about 1,111,111,112 MB of disk"),
     ],
 )
 def test_a_machine_too_small_is_refused_before_the_start(

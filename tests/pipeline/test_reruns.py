@@ -18,8 +18,11 @@ def test_first_run_goes_from_data_to_gallery(finished_stub: tuple[Project, str])
         "gwt": " 1 threads",
         "tuned": " 2 threads",
     }
-    # tuned needs adamw, so it comes after it
+    # tuned starts from adamw's model, so it comes after it
     assert started[-1][0] == "tuned from 0"
+    assert [path.parent.parent.name for path in project.root.rglob("model/config.json")] == [
+        "adamw-0"
+    ]
     assert project.read("paper_figures/README.md") == "curves_smoke\ntuned_smoke"
     assert "Conda environments: ignored" in printed
     assert not list((project.root / ".snakemake/conda").glob("*"))
@@ -76,6 +79,7 @@ def test_figures_of_a_fresh_clone_are_not_taken_for_results(finished: Project) -
         shutil.rmtree(finished.root / folder)
     assert finished.planned() == {
         "train": 3,
+        "export_model": 1,
         "collect": 1,
         "memory": 1,
         "memory_steps": 1,
@@ -87,6 +91,7 @@ def test_suites_share_data_and_leave_each_other_alone(finished: Project) -> None
     other = ["--config", "suite=other"]
     assert finished.planned(*other) == {
         "train": 3,
+        "export_model": 1,
         "collect": 1,
         "memory": 1,
         "memory_steps": 1,
@@ -101,6 +106,8 @@ def test_a_suite_can_be_run_piece_by_piece(fresh: Project) -> None:
     assert fresh.read(TABLES).count("method") == 1
     # what is finished stays in the tables
     assert fresh.planned("--config", "only=adamw")["train"] == 1
+    # with what it starts from
+    assert fresh.planned("--config", "only=tuned")["train"] == 2
     fresh.run(TABLES)
     assert fresh.read(TABLES).count("method") == 3
     assert fresh.read("trained.log").count("gwt") == 1

@@ -100,9 +100,10 @@ def manifest_of(wildcards):
     return f"data/prepared/{run_of(wildcards)['data_id']}/manifest.json"
 
 
-def needed_runs(wildcards):
-    """The runs that must end before this one, such as the pretraining of a fine-tuning."""
-    return summaries(run_of(wildcards)["needs"])
+def needed_models(wildcards):
+    """The models from which this run starts: what other runs have pretrained."""
+    needs = run_of(wildcards)["needs"]
+    return [str(RESULTS / "runs" / run_id / "model/config.json") for run_id in needs]
 
 
 def files(*patterns):
@@ -157,10 +158,15 @@ def preflight():
     # A run frees its checkpoints at its end; so many lie on the disk as runs go on at once.
     at_once = workflow.cores if workflow.local_exec else len(waiting)
     need = sum(sorted((run["disk_mb"] for run in waiting), reverse=True)[:at_once])
+    # Its final weights stay, a ninth of that (experiments.spec.Resources), and once more where
+    # other runs start from them.
+    started_from = {start for run in waiting for start in run["needs"]}
+    need += sum(run["disk_mb"] // 9 for run in waiting)
+    need += sum(RUNS[start]["disk_mb"] // 9 for start in started_from)
     free = shutil.disk_usage(RESULTS).free // 2**20
     if free < need:
         stop(
-            f"suite '{SUITE}' needs about {need:,} MB of disk for checkpoints, and "
+            f"suite '{SUITE}' needs about {need:,} MB of disk for checkpoints and weights, and "
             f"{RESULTS.resolve()} has {free:,} MB free. Free some, make results/ a symbolic "
             "link to a larger disk, or run a part: --config only=MODEL/METHOD"
         )
@@ -201,6 +207,7 @@ SPEC = RESULTS / "spec"
 PLAN = expand_suite()
 RUNS = {run["run_id"]: run for run in PLAN["runs"]}
 # Tables hold what `only` selects and what earlier calls have finished, so that a suite can
-# be run piece by piece.
-COLLECTED = [run for run in RUNS if run in PLAN["selected"] or summary(run).exists()]
+# be run piece by piece. What a selected run starts from is made for it.
+ASKED = {need for run in PLAN["selected"] for need in [run, *RUNS[run]["needs"]]}
+COLLECTED = [run for run in RUNS if run in ASKED or summary(run).exists()]
 NOTEBOOKS = notebook_outputs()

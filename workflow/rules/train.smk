@@ -8,7 +8,7 @@ rule train:
     input:
         spec=ancient(f"{SPEC}/runs/{{run}}.yaml"),
         data=manifest_of,
-        needs=needed_runs,
+        needs=needed_models,
     output:
         f"{RESULTS}/runs/{{run}}/run.yaml",
         f"{RESULTS}/runs/{{run}}/metrics.jsonl",
@@ -39,3 +39,28 @@ rule train:
         "python -m experiments.lease --gpus {params.gpus} -- {params.start}"
         " experiments.{params.task} {input.spec} {params.folder}"
         " --data {params.data} --work {params.work} >> {log} 2>&1"
+
+
+# The model of a run from which others start, or that somebody asks for by this file's name.
+rule export_model:
+    input:
+        summary=f"{RESULTS}/runs/{{run}}/summary.json",
+        data=manifest_of,
+    output:
+        f"{RESULTS}/runs/{{run}}/model/config.json",
+    log:
+        f"{RESULTS}/logs/export/{{run}}.log",
+    conda:
+        "../../environment.yml"
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    params:
+        run=subpath(input.summary, parent=True),
+        work=f"{RESULTS}/work/{{run}}",
+        data=subpath(input.data, parent=True),
+    message:
+        "Model: {wildcards.run}"
+    shell:
+        "python -m experiments.export {params.run}"
+        " --work {params.work} --data {params.data} > {log} 2>&1"

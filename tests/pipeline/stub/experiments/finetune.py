@@ -1,3 +1,8 @@
 """As pretrain, on what the pretraining left."""
 
-import experiments.pretrain  # noqa: F401
+import sys
+from pathlib import Path
+
+assert (Path(sys.argv[2]).parent / "adamw-0/model/config.json").exists()
+
+import experiments.pretrain  # noqa: E402, F401
