@@ -154,6 +154,7 @@ def summary(
         "steps": outcome.steps,
         "tokens": outcome.steps * training.tokens_per_step(run),
         "epochs": rows / len(task.rows),
+        "micro_batches": run.train.micro_batches,
         **held_out,
         "final": {**held_out["final"], **task.references},
         "state_bytes": {

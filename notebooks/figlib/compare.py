@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -19,7 +17,6 @@ MARGIN = 0.01  # nats a token that docs/study.md calls equal: one per cent of pe
 SEEDS = ["seeds_weights", "seeds_data"]
 PAIR = ["study", "model", *SEEDS]
 ABLATION = "ablation_"  # studies that vary one method
-SAME = ["model", "data_id", "steps", "method", "lr"]  # what an ablation and its own setting share
 
 
 def comparisons(runs: pd.DataFrame) -> pd.DataFrame:
@@ -196,96 +193,3 @@ def _named_points(axis: Axes, points: pd.DataFrame) -> None:
             "", (right, height), xytext=(14, shift), textcoords="offset points",
             arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.7}, annotation_clip=False,
         )  # fmt: skip
-
-
-def ablations(runs: pd.DataFrame) -> pd.DataFrame:
-    """Settings of the studies ``ablation_...`` beside the method's own setting.
-
-    The own setting is not trained again: it is the run of another study with the same model,
-    method, rate, data, updates and seeds.
-
-    Args:
-        runs: final runs of runs.parquet.
-
-    Returns:
-        One row a setting and seed, the own setting first: columns of ``runs`` and ``setting``
-        (what is changed; for the own one the same arguments, marked), ``difference`` of the
-        held-out loss to the own setting's, ``spread`` (twice the standard deviation of the own
-        setting over seeds; NaN for one seed).
-
-    Raises:
-        FigureError: a run without its counterpart.
-    """
-    chosen = runs.study.str.startswith(ABLATION)
-    varied, others = runs[chosen].copy(), runs[~chosen]
-    spread = 2 * others.groupby(SAME).final_validation_loss.std(ddof=1).rename("spread")
-    own = others.drop_duplicates([*SAME, *SEEDS])
-    base = own.set_index([*SAME, *SEEDS])[["final_validation_loss", "method_args"]]
-    base = base.set_axis(["own_loss", "own_args"], axis=1)
-    varied = varied.join(base.own_args, on=[*SAME, *SEEDS])
-    alone = varied[varied.own_args.isna()]
-    if not alone.empty:
-        raise FigureError(f"ablations: {alone.run_id.iloc[0]} has no run of the own setting.")
-    pairs = zip(varied.method_args, varied.own_args, strict=True)
-    varied["changed"] = [_changed(json.loads(new), json.loads(old)) for new, old in pairs]
-    varied["setting"] = [_words(changed) for changed in varied.changed]
-    studies = varied.groupby(["study", *SAME, *SEEDS]).changed.agg(_keys).reset_index()
-    unvaried = studies.merge(own.drop(columns="study"), on=[*SAME, *SEEDS], validate="many_to_one")
-    unvaried["setting"] = [
-        _words({key: json.loads(args).get(key, "default") for key in keys}) + " (own)"
-        for keys, args in zip(unvaried.changed, unvaried.method_args, strict=True)
-    ]
-    table = pd.concat([unvaried, varied], ignore_index=True).drop(columns="changed")
-    table = table.join(spread, on=SAME).join(base.own_loss, on=[*SAME, *SEEDS])
-    table["difference"] = table.final_validation_loss - table.pop("own_loss")
-    table = table.drop(columns="own_args")
-    return table.sort_values("study", kind="stable", ignore_index=True)
-
-
-def _changed(new: dict[str, object], own: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in new.items() if own.get(key) != value}
-
-
-def _keys(changed: pd.Series) -> list[str]:
-    return list(dict.fromkeys(key for setting in changed for key in setting))
-
-
-def _words(setting: dict[str, object]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in setting.items())
-
-
-def settings(table: pd.DataFrame) -> Figure:
-    """Differences to the own setting, one panel an ablation; grey: within the spread of seeds.
-
-    Args:
-        table: what :func:`ablations` returns.
-    """
-    panels = list(table.groupby("study", sort=False))
-    heights = [rows.setting.nunique() + 1.6 for _, rows in panels]
-    fig, axes = plt.subplots(
-        len(panels), 1, figsize=(6.4, 0.25 * sum(heights)), squeeze=False,
-        gridspec_kw={"height_ratios": heights},
-    )  # fmt: skip
-    for axis, (study, rows) in zip(axes[:, 0], panels, strict=True):
-        look = style.look(rows.method.iloc[0])
-        axis.axvspan(-rows.spread.iloc[0], rows.spread.iloc[0], color=style.GRID, zorder=0)
-        axis.axvline(0, color=style.MUTED, lw=1.0, zorder=1)
-        names = list(dict.fromkeys(rows.setting))
-        places = [names.index(setting) for setting in rows.setting]
-        axis.plot(rows.difference, places, look.marker, color=look.color, ls="none", ms=6)
-        for y, name in enumerate(names):
-            loss = rows[rows.setting == name].final_validation_loss.mean()
-            axis.annotate(
-                style.digits(np.exp(loss), 4) if np.isfinite(loss) else "diverged",
-                (1.0, y), xycoords=axis.get_yaxis_transform(), xytext=(6, 0),
-                textcoords="offset points", va="center", fontsize=8, annotation_clip=False,
-            )  # fmt: skip
-        axis.set_yticks(range(len(names)), names)
-        axis.set_ylim(len(names) - 0.4, -0.6)
-        what = study.removeprefix(ABLATION).removeprefix(f"{rows.method.iloc[0]}_")
-        axis.set_title(f"{look.label}: {what.replace('_', ' ')}")
-        axis.grid(axis="y", visible=False)
-    axes[-1, 0].set_xlabel(
-        "Held-out loss minus the own setting's, same seed (nats a token); at the right: perplexity"
-    )
-    return fig

@@ -47,6 +47,7 @@ def run_row(run_id: str, task: str, model: str, method: str, seed: int) -> dict:
         "seeds_data": seed,
         "parameters": 460_000,
         "steps": STEPS,
+        "micro_batches": 1,
         "tokens": STEPS * TOKENS_PER_STEP,
         "epochs": 0.2,
         "state_bytes_measured": state,

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from figlib import compare, stats
+from figlib import ablations, compare, stats
 from figlib.errors import FigureError
 
 from . import fixture_tables
@@ -78,12 +78,12 @@ def test_ablations_stand_beside_the_same_seed_of_the_own_setting() -> None:
     runs, _ = fixture_tables.tables(seeds=3)
     runs = runs[runs.task == "pretrain"]
     both = pd.concat([runs, fixture_tables.ablation()], ignore_index=True)
-    table = compare.ablations(both).set_index("setting")
-    assert list(table.index) == ["level 2 (own)", "level 0", "level 1", "level 3"]
-    wanted = [0, -0.06, -0.03, 0.03]
-    own = runs[(runs.method == "gwt")].final_validation_loss
-    # the fixture's curve has not quite ended: 5 e^(-300/45) = 0.005 nats above its limit
-    assert list(table.difference) == pytest.approx(wanted, abs=0.007)
-    assert table.spread.iloc[0] == pytest.approx(2 * own.std(ddof=1))
+    table = ablations.table(both)
+    assert set(table.varied) == {"level"}
+    assert list(table.setting) == ["2 (own)", "0", "1", "3"]
+    losses = runs[runs.method == "gwt"].set_index("seeds_weights").final_validation_loss
+    wanted = fixture_tables.ablation().final_validation_loss - losses[0]
+    assert list(table.difference) == pytest.approx([0, *wanted])
+    assert table.spread.iloc[0] == pytest.approx(2 * losses.std(ddof=1))
     with pytest.raises(FigureError, match="ablation_gwt_level-nano-gwt-0 has no run of the own"):
-        compare.ablations(pd.concat([runs[runs.method != "gwt"], fixture_tables.ablation()]))
+        ablations.table(pd.concat([runs[runs.method != "gwt"], fixture_tables.ablation()]))

@@ -1,0 +1,111 @@
+"""One part of a method changed at a time, beside the method's own setting."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from . import compare, style
+from .errors import FigureError
+
+SAME = ["model", "data_id", "steps", "method", "lr"]
+POINT = [*SAME, *compare.SEEDS]  # what a changed setting and the own one have in common
+
+
+def table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs of the studies ``ablation_...`` and, beside them, the method's own setting.
+
+    The own setting is not trained again: it is the run of another study with the same model,
+    method, rate, data, updates and seeds.
+
+    Args:
+        runs: final runs of runs.parquet.
+
+    Returns:
+        One row a run, the own setting first: columns of ``runs`` and ``varied`` (names of what is
+        changed), ``setting`` (their values), ``difference`` of the held-out loss to the own
+        setting's, ``spread`` (twice the standard deviation of the own setting over seeds; NaN for
+        one seed).
+
+    Raises:
+        FigureError: a run without its counterpart.
+    """
+    chosen = runs.study.str.startswith(compare.ABLATION)
+    changed, others = runs[chosen].copy(), runs[~chosen]
+    own = others.drop_duplicates(POINT).set_index(POINT, drop=False)
+    alone = changed[~changed.set_index(POINT).index.isin(own.index)]
+    if not alone.empty:
+        raise FigureError(f"ablations: {alone.run_id.iloc[0]} has no run of the own setting.")
+    rows = []
+    for run in changed.to_dict("records"):
+        unvaried = own.loc[tuple(run[key] for key in POINT)].to_dict()
+        before, after = _arguments(unvaried), _arguments(run)
+        keys = [key for key, value in after.items() if before.get(key) != value]
+        varied = {"varied": ", ".join(keys)}
+        rows += [
+            unvaried | varied | {"setting": f"{_values(before, keys)} (own)", "difference": 0.0},
+            run
+            | varied
+            | {"setting": _values(after, keys)}
+            | {"difference": run["final_validation_loss"] - unvaried["final_validation_loss"]},
+        ]
+    spread = 2 * others.groupby(SAME).final_validation_loss.std(ddof=1).rename("spread")
+    both = pd.DataFrame(rows).drop_duplicates(["run_id", "varied"])
+    both["_own"] = ~both.setting.str.endswith("(own)")
+    order = ["method", "varied", "_own"]
+    return both.sort_values(order, kind="stable").join(spread, on=SAME).drop(columns="_own")
+
+
+def _arguments(run: dict[str, Any]) -> dict[str, Any]:
+    """What an ablation may change: the method's arguments and the number of micro-batches."""
+    return json.loads(run["method_args"]) | {"micro_batches": run["micro_batches"]}
+
+
+def _values(arguments: dict[str, Any], keys: list[str]) -> str:
+    return ", ".join(str(arguments.get(key, "default")) for key in keys)
+
+
+def panels(rows: pd.DataFrame) -> Figure:
+    """Differences to the own setting, one panel an ablation; grey: within the spread of seeds.
+
+    Args:
+        rows: what :func:`table` returns.
+    """
+    groups = list(rows.groupby(["method", "varied"], sort=False))
+    heights = [group.setting.nunique() + 1.7 for _, group in groups]
+    fig, axes = plt.subplots(
+        len(groups), 1, figsize=(6.4, 0.25 * sum(heights) + 0.3), squeeze=False, sharex=True,
+        gridspec_kw={"height_ratios": heights},
+    )  # fmt: skip
+    for axis, ((method, varied), group) in zip(axes[:, 0], groups, strict=True):
+        _panel(axis, group)
+        axis.set_title(f"{style.look(method).label}: {varied.replace('_', ' ')}")
+    axes[-1, 0].set_xlabel(
+        "Held-out loss minus the own setting's, same seed (nats a token); at the right: perplexity"
+    )
+    return fig
+
+
+def _panel(axis: Axes, rows: pd.DataFrame) -> None:
+    look = style.look(rows.method.iloc[0])
+    axis.axvspan(-rows.spread.iloc[0], rows.spread.iloc[0], color=style.GRID, zorder=0)
+    axis.axvline(0, color=style.MUTED, lw=1.0, zorder=1)
+    names = list(dict.fromkeys(rows.setting))
+    places = [names.index(setting) for setting in rows.setting]
+    axis.plot(rows.difference, places, look.marker, color=look.color, ls="none", ms=6)
+    for y, name in enumerate(names):
+        loss = rows.final_validation_loss[rows.setting == name].mean()
+        axis.annotate(
+            style.digits(np.exp(loss), 4) if np.isfinite(loss) else "diverged",
+            (1.0, y), xycoords=axis.get_yaxis_transform(), xytext=(6, 0),
+            textcoords="offset points", va="center", fontsize=8, annotation_clip=False,
+        )  # fmt: skip
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.grid(axis="y", visible=False)
