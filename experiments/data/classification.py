@@ -10,11 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.data.packages import Progress, Row, text_hash
+from experiments.data.packages import Progress, Row
+from experiments.data.parts import load_parts, write_parts
 from experiments.data.readers import Corpus
 from experiments.data.sources import AnySource, PackageSource
 from experiments.data.splits import hold_out, in_seeded_order, in_slice, refuse_fraction
-from experiments.data.tokens import read_manifest
 from experiments.errors import UserError
 from experiments.files import canonical_json
 from experiments.spec import DataSpec
@@ -37,20 +37,12 @@ def write(
     progress: Progress,
 ) -> dict[str, Any]:
     """Writes one Parquet file a split; returns their part of the manifest."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     progress("labelling rows", 0, None)
     if isinstance(source, PackageSource):
         held_out, train = _origin_rows(corpus, spec, source)
     else:
         held_out, train = _labelled_rows(corpus, spec, source)
-    splits = {}
-    for name, part in (("train", train), ("validation", held_out)):
-        if not part:
-            raise UserError(f"source {spec.source!r}: the {name} part has no rows")
-        parquet.write_table(pa.Table.from_pylist(part), folder / f"{name}.parquet")
-        splits[name] = {"rows": len(part), "text_sha256": text_hash(map(canonical_json, part))}
+    splits = write_parts(folder, spec, {"train": train, "validation": held_out})
     return {
         "labels": source.labels,
         "fields": list(train[0]),
@@ -73,18 +65,8 @@ def load_classification(data_dir: str | Path) -> tuple[DatasetDict, list[str] | 
         ``label`` (class number, or a float for a regression); the names of the classes (``None``
         for a regression); the manifest.
     """
-    from datasets import Dataset, DatasetDict
-    from pyarrow import parquet
-
-    folder = Path(data_dir)
-    manifest = read_manifest(folder, "classification")
-    splits = {}
-    for name in manifest["splits"]:
-        file = folder / f"{name}.parquet"
-        if not file.is_file():
-            raise UserError(f"{file} is missing: delete {folder} and prepare it again")
-        splits[name] = Dataset.from_dict(parquet.read_table(file).to_pydict())
-    return DatasetDict(splits), manifest["labels"], manifest
+    splits, manifest = load_parts(Path(data_dir), "classification")
+    return splits, manifest["labels"], manifest
 
 
 def _labelled_rows(

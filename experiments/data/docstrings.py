@@ -8,14 +8,15 @@ order. :func:`paragraphs` decides what is prose, :func:`read` that nothing is sa
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from experiments.data.prose import is_prose, plain_text, same_words
 from experiments.errors import UserError
@@ -30,7 +31,9 @@ _BULLET = re.compile(r"(?:[-*+•]|\(?(?:\d{1,2}|[a-z])[.)]|\.\. \w+::)\s+")
 _HEAD = re.compile(r"[\w`*.]+\s*(?:\((?:[^()]|\([^()]*\))*\))?:(?:\s+|$)|:[a-z]+(?:\s[^:]*)?:\s+")
 # "x, y : int, optional": a line of its own; the description below stands deeper.
 _NUMPY_HEAD = re.compile(r"[\w*.]+(?:, [\w*.]+)* :(?:\s|$)")
-_NOT_PROSE = re.compile(r"^>>>|^```|\s\|\s|^[|+]|={3}|-{3}|\\[a-z]{2}|[{}]")
+NOT_PROSE = re.compile(r"^>>>|^```|\s\|\s|^[|+]|={3}|-{3}|\\[a-z]{2}|[{}]")
+
+Found = TypeVar("Found")
 
 
 class Document(NamedTuple):
@@ -72,7 +75,7 @@ def blocks(docstring: str) -> Iterator[str]:
 
 def paragraphs(docstring: str) -> list[str]:
     """The prose paragraphs of one docstring, as plain text on one line each."""
-    found = (plain_text(block) for block in blocks(docstring) if not _NOT_PROSE.search(block))
+    found = (plain_text(block) for block in blocks(docstring) if not NOT_PROSE.search(block))
     return [text for text in found if is_prose(text)]
 
 
@@ -124,8 +127,8 @@ def python_files(distribution: str) -> list[tuple[str, Path]]:
     )
 
 
-def prose_of(path: Path) -> list[str]:
-    """The prose of one Python file; nothing where it cannot be parsed.
+def tree_of(path: Path) -> ast.Module:
+    """One Python file, parsed; an empty module where that cannot be.
 
     Some packages carry templates and files for other Python versions that are no valid Python.
     """
@@ -133,10 +136,37 @@ def prose_of(path: Path) -> list[str]:
         source = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # "invalid escape sequence"
-            tree = ast.parse(source)
+            return ast.parse(source)
     except (SyntaxError, UnicodeDecodeError, FileNotFoundError):
-        return []
-    return [text for string in strings(tree) for text in paragraphs(string)]
+        return ast.Module([], [])
+
+
+def prose_of(path: Path) -> list[str]:
+    """The prose of one Python file; nothing where it cannot be parsed."""
+    return [text for string in strings(tree_of(path)) for text in paragraphs(string)]
+
+
+def each_file(
+    distributions: Sequence[str],
+    extract: Callable[[Path], list[Found]],
+    workers: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[tuple[str, str, list[Found]]]:
+    """What ``extract`` finds in every file: distribution, module and the finds, in order.
+
+    Args:
+        distributions: names as on PyPI; all must be installed.
+        extract: a function of a module, since processes call it.
+        workers: processes that parse.
+        progress: called with the numbers of files done and of all files.
+    """
+    files = [(name, *file) for name in distributions for file in python_files(name)]
+    paths = [path for _, _, path in files]
+    with ProcessPoolExecutor(workers) if workers > 1 else contextlib.nullcontext() as pool:
+        found = pool.map(extract, paths, chunksize=16) if pool else map(extract, paths)
+        for done, ((name, module, _), finds) in enumerate(zip(files, found, strict=True), 1):
+            yield name, module, finds
+            progress(done, len(files))
 
 
 def read(
@@ -148,29 +178,11 @@ def read(
 
     A paragraph is left out when one with the same words (``prose.same_words``) stands before it,
     in any module; a module without paragraphs is no document. The same files give the same
-    documents everywhere.
-
-    Args:
-        distributions: names as on PyPI; all must be installed.
-        workers: processes that parse.
-        progress: called with the numbers of files done and of all files.
+    documents everywhere. Arguments as of :func:`each_file`.
     """
-    files = [(name, *file) for name in distributions for file in python_files(name)]
-    paths = [path for _, _, path in files]
-    if workers > 1:
-        with ProcessPoolExecutor(workers) as pool:
-            return _collect(files, pool.map(prose_of, paths, chunksize=16), progress)
-    return _collect(files, map(prose_of, paths), progress)
-
-
-def _collect(
-    files: Sequence[tuple[str, str, Path]],
-    texts: Iterable[list[str]],
-    progress: Callable[[int, int], None],
-) -> list[Document]:
     seen: set[str] = set()
     documents = []
-    for done, ((distribution, module, _), found) in enumerate(zip(files, texts, strict=True), 1):
+    for distribution, module, found in each_file(distributions, prose_of, workers, progress):
         new = []
         for text in found:
             key = same_words(text)
@@ -179,5 +191,4 @@ def _collect(
                 new.append(text)
         if new:
             documents.append(Document(distribution, module, new))
-        progress(done, len(files))
     return documents

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from experiments.data import docstrings
+from experiments.data import docstrings, functions
 from experiments.data.prose import is_prose, plain_text
 from experiments.data.sources import NpmSource, PackageSource
 from experiments.errors import UserError
@@ -20,12 +20,17 @@ Progress = Callable[[str, int, int | None], None]  # what, done, of how many
 
 
 def read(source: PackageSource, workers: int, progress: Progress) -> list[Row]:
-    """The documents of a package source: ``text``, ``distribution`` and ``module``."""
+    """The rows of a package source: documents with ``text``, or instructions; and ``module``."""
     if source.reader == "wikipedia":
         return list(_wikipedia_articles(progress))
-    documents = docstrings.read(
-        source.distributions, workers, lambda done, total: progress("reading files", done, total)
-    )
+
+    def shown(done: int, total: int) -> None:
+        progress("reading files", done, total)
+
+    if source.reader == "docstring_instructions":
+        made = functions.read(source.distributions, workers, shown)
+        return [instruction._asdict() for instruction in made]
+    documents = docstrings.read(source.distributions, workers, shown)
     return [
         {
             "text": "\n".join(document.paragraphs),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from experiments.data import classification, packed
+from experiments.data import classification, instruction, packed
 from experiments.data.packages import Progress, Row
 from experiments.data.readers import Corpus, open_source
 from experiments.data.sources import AnySource, source_of
@@ -41,7 +41,7 @@ def prepare(
     Args:
         spec: the source, its tokenizer and its split.
         out_dir: for token data ``manifest.json``, ``tokenizer/`` and the shards; for
-            classification ``manifest.json`` and a Parquet file a split.
+            classification and instructions ``manifest.json`` and a Parquet file a split.
         workers: processes and threads.
         progress: told what is being done and how far it is.
 
@@ -117,7 +117,7 @@ def _make(
 def _fill(
     folder: Path, spec: DataSpec, source: AnySource, workers: int, progress: Progress
 ) -> dict[str, Any]:
-    if source.task not in ("text", "classification"):
+    if source.task not in KINDS:
         raise UserError(
             f"source {spec.source!r} is declared for the task {source.task!r}, "
             f"which cannot be prepared yet"
@@ -126,10 +126,10 @@ def _fill(
         word = "needs a" if source.task == "text" else "takes no"
         raise UserError(f"source {spec.source!r} (task {source.task!r}) {word} 'tokenizer'")
     corpus = open_source(source, spec, workers, progress)
-    make = _tokens if source.task == "text" else classification.write
+    kind, make = KINDS[source.task]
     content = make(folder, spec, source, corpus, progress)
     return {
-        "kind": "tokens" if source.task == "text" else "classification",
+        "kind": kind,
         "data_id": spec.data_id,
         "spec": to_plain(spec),
         "spec_hash": content_hash(to_plain(spec)),
@@ -211,3 +211,11 @@ class Texts:
     def __iter__(self) -> Iterator[str]:
         texts = (row[self.column] for row in self.rows)
         return (text for text in texts if in_slice(text, self.spec))
+
+
+# By task of the source: what a prepared folder is called, and who fills it.
+KINDS = {
+    "text": ("tokens", _tokens),
+    "classification": ("classification", classification.write),
+    "instruction": ("instruction", instruction.write),
+}

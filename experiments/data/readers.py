@@ -18,6 +18,7 @@ from experiments.data import packages
 from experiments.data.packages import Progress, Row
 from experiments.data.sources import AnySource, HubSource, NpmSource, PackageSource, local_path
 from experiments.errors import UserError, nearest
+from experiments.files import canonical_json
 from experiments.spec import DataSpec
 
 # How the hub's repositories name their files; the builder of `datasets` that reads them.
@@ -52,8 +53,13 @@ class FileRows:
         self.files, self.columns = files, list(columns)
 
     def __iter__(self) -> Iterator[Row]:
+        return (row for _, row in self.numbered())
+
+    def numbered(self) -> Iterator[tuple[str, Row]]:
+        """Rows with their file and their number in it, from 1."""
         for file in self.files:
-            yield from check_fields(_stream(file), self.columns, str(file))
+            rows = check_fields(_stream(file), self.columns, str(file))
+            yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
 class HubRows:
@@ -150,7 +156,8 @@ def open_source(
 
 
 def _fingerprint(rows: list[Row]) -> str:
-    return packages.text_hash(row["text"] for row in rows)
+    texts = (row["text"] if "text" in row else canonical_json(row) for row in rows)
+    return packages.text_hash(texts)
 
 
 def find_files(path: Path, source: AnySource) -> dict[str, list[Path]]:
@@ -187,6 +194,13 @@ def find_files(path: Path, source: AnySource) -> dict[str, list[Path]]:
         f"{path}: no file of the split {source.splits['train']!r} "
         f"(named like {source.splits['train']}.parquet or .json.gz); it holds: {', '.join(here)}"
     )
+
+
+def numbered(rows: Iterable[Row], part: str) -> Iterator[tuple[str, Row]]:
+    """Rows with the words that say where each stands: the file where there is one, and a number."""
+    if isinstance(rows, FileRows):
+        return rows.numbered()
+    return ((f"{part} row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def check_fields(rows: Iterable[Row], columns: Iterable[str], where: str) -> Iterator[Row]:

@@ -20,7 +20,8 @@ Task = Literal["text", "classification", "instruction", "choice"]
 ROLES: dict[str, tuple[set[str], set[str]]] = {
     "text": ({"text"}, set()),
     "classification": ({"text", "label"}, {"text_pair"}),
-    "instruction": ({"instruction", "output"}, {"input"}),
+    # `instances` (Self-Instruct): a list of {input, output}, in place of the two
+    "instruction": ({"instruction"}, {"input", "output", "instances"}),
     "choice": ({"question", "choices", "answer"}, {"subject"}),
 }
 
@@ -35,6 +36,8 @@ class Source(Strict):
         fields: role of a column (``ROLES``) to its official name.
         splits: ``train`` and ``validation`` to their official names.
         labels: names of the classes in the order of their numbers; none for a regression.
+        leave_out_unanswered: of an instruction source whose publishers left some answers empty:
+            such rows are left out and counted. Elsewhere an empty answer is an error.
         fingerprint: SHA-256 of the whole corpus, where it is known.
     """
 
@@ -44,6 +47,7 @@ class Source(Strict):
     fields: dict[str, str]
     splits: dict[str, str]
     labels: list[str] | None = None
+    leave_out_unanswered: bool = False
     fingerprint: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
 
     @model_validator(mode="after")
@@ -55,6 +59,8 @@ class Source(Strict):
                 f"'fields' of task {self.task!r} are {sorted(needed)} and perhaps "
                 f"{sorted(allowed)}; missing {sorted(missing)}, unknown {sorted(unknown)}"
             )
+        if self.task == "instruction" and ("output" in self.fields) == ("instances" in self.fields):
+            raise ValueError("'fields' of task 'instruction' hold one of 'output' and 'instances'")
         return self
 
 
@@ -77,7 +83,7 @@ class PackageSource(Source):
     """Text that installed Python distributions carry; ``reader`` says how to get it out."""
 
     kind: Literal["package"]
-    reader: Literal["docstrings", "docstring_origin", "wikipedia"]
+    reader: Literal["docstrings", "docstring_origin", "docstring_instructions", "wikipedia"]
     distributions: Annotated[list[str], Field(min_length=1)]
 
 
