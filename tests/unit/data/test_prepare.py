@@ -339,7 +339,7 @@ def test_too_little_text_for_one_row(spec: DataSpec, tmp_path: Path) -> None:
         ({"source": "text_files", "tokenizer": BPE, "sequence_length": 16}, "needs 'path'"),
         ({"source": "c4", "path": "x"}, "needs a 'tokenizer'"),
         ({"source": "glue_rte", "tokenizer": BPE, "sequence_length": 16}, "takes no 'tokenizer'"),
-        ({"source": "alpaca"}, "task 'instruction', which cannot be prepared yet"),
+        ({"source": "mmlu"}, "task 'choice', which cannot be prepared yet"),
         (
             {"source": "pydocs", "path": "x", "tokenizer": BPE, "sequence_length": 16},
             "takes no 'path'",
