@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -93,21 +94,60 @@ def classifier(
     return rounded(model, dtype), tokenizer
 
 
+def causal(spec: ModelSpec, *, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A pretrained causal language model and its tokenizer.
+
+    Args:
+        spec: with ``package`` (weights as safetensors or GGUF), ``path`` or ``hub``.
+        dtype: as in :func:`language_model`; the weights are loaded in float32.
+
+    Raises:
+        UserError: weights or tokenizer cannot be found or loaded.
+    """
+    origin = pretrained_origin(spec)
+    options: dict[str, Any] = {"revision": spec.revision}
+    if spec.package and (file := weights_of(spec.package)).suffix == ".gguf":
+        options = {"gguf_file": file.name}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(origin, **options)
+        model = AutoModelForCausalLM.from_pretrained(origin, dtype=torch.float32, **options)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:  # ImportError: no gguf
+        reason = " ".join(str(error).split())
+        raise UserError(f"model {spec.name}: cannot load {origin}: {reason}") from None
+    if "gguf_file" in options:
+        model = _plain(model)
+    model.config.use_cache = False  # of no use in training, where it would hide packed borders
+    return rounded(model, dtype), tokenizer
+
+
+def _plain(model: PreTrainedModel) -> PreTrainedModel:
+    """A dequantized model as one that never was quantized; transformers refuses to save the former.
+
+    Its rotary tables are made anew from the configuration.
+    """
+    config = type(model.config).from_dict(
+        {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
+    )
+    plain = type(model)(config)
+    plain.load_state_dict(model.state_dict())
+    return plain.eval()
+
+
 def pretrained_origin(spec: ModelSpec) -> str:
     """Folder or hub identifier of the pretrained weights."""
     if spec.package:
-        return str(package_folder(spec.package))
+        return str(weights_of(spec.package).parent)
     if spec.path:
         if not (Path(spec.path) / "config.json").is_file():
             raise UserError(f"model {spec.name}: no config.json in {spec.path}")
         return spec.path
     if spec.hub:
         return spec.hub
-    raise UserError(f"model {spec.name}: fine-tuning starts from weights, not from a 'shape'")
+    raise UserError(f"model {spec.name}: tuning starts from weights, not from a 'shape'")
 
 
-def package_folder(distribution: str) -> Path:
-    """The folder inside an installed distribution that holds ``model.safetensors``."""
+def weights_of(distribution: str) -> Path:
+    """The file of weights inside an installed distribution: ``model.safetensors`` or a GGUF."""
     try:
         files = metadata.files(distribution) or []
     except metadata.PackageNotFoundError:
@@ -115,9 +155,9 @@ def package_folder(distribution: str) -> Path:
             f"the package {distribution} is not installed: pip install {distribution}"
         ) from None
     for file in files:
-        if file.name == "model.safetensors":
-            return Path(str(file.locate())).parent
-    raise UserError(f"the installed package {distribution} holds no model.safetensors")
+        if file.name == "model.safetensors" or file.suffix == ".gguf":
+            return Path(str(file.locate()))
+    raise UserError(f"the installed package {distribution} holds no model.safetensors or GGUF")
 
 
 def rounded(model: PreTrainedModel, dtype: str) -> PreTrainedModel:

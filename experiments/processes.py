@@ -36,6 +36,11 @@ def together(*, cpu: bool) -> Iterator[None]:
     distributed.destroy_process_group()  # after an error it could wait for the others
 
 
+def device(*, cpu: bool) -> torch.device:
+    """Where this process trains."""
+    return torch.device("cpu") if cpu else torch.device("cuda", torch.cuda.current_device())
+
+
 def wait() -> None:
     """Until every process is here."""
     if count() > 1:

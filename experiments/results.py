@@ -39,6 +39,7 @@ FINAL = (
     "final_perplexity",
     "final_papers_biased_loss",
     "final_unigram_perplexity",
+    "final_untuned_perplexity",
     *(f"final_{name}" for name in QUALITY),
     "final_majority_accuracy",
     "final_score",

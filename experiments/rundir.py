@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -98,17 +98,19 @@ def write_outputs(
     metrics: MetricsFile,
     summary: dict[str, Any],
     provenance: dict[str, Any],
+    more: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes the four files, each whole; the summary comes last."""
+    """Writes the four files and ``more`` (text by name), each whole; the summary comes last."""
     out_dir.mkdir(parents=True, exist_ok=True)
     texts = {
+        **(more or {}),
         "run.yaml": specs.to_yaml(run),
         "metrics.jsonl": metrics.path.read_text(encoding="utf-8"),
         "provenance.json": _pretty(provenance),
         "summary.json": _pretty(summary),
     }
-    for name in FILES:
-        write_atomic(out_dir / name, texts[name])
+    for name, text in texts.items():
+        write_atomic(out_dir / name, text)
 
 
 def begin_session(work: Path, step: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""From ``RUN.yaml`` to a run folder: what both training commands do around the loop."""
+"""From ``RUN.yaml`` to a run folder: what all training commands do around the loop."""
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ def execute(
     metrics = MetricsFile(work / "metrics.jsonl")
     # counts adapters, if there are any
     results = summary(run, task, optimizer, outcome, predicted, metrics)
+    more = task.files(task.model)
     weights = sharded.whole_weights(task.model) if sharded.is_divided(task.model) else None
     if not processes.first():
         return
@@ -120,6 +121,7 @@ def execute(
         metrics,
         results,
         rundir.provenance(run, task.fingerprint, sessions) | starts.provenance(run, out_dir.parent),
+        more,
     )
     print(f"{run.run_id}: {outcome.verdict}; {json.dumps(results['final'])}", file=sys.stderr)
 
@@ -155,6 +157,7 @@ def summary(
         "tokens": outcome.steps * training.tokens_per_step(run),
         "epochs": rows / len(task.rows),
         "micro_batches": run.train.micro_batches,
+        "counts": task.counts,
         **held_out,
         "final": {**held_out["final"], **task.references},
         "state_bytes": {

@@ -21,6 +21,7 @@ from experiments.schema import to_yaml as to_yaml
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+TaskName = Literal["pretrain", "finetune", "instruct"]
 
 
 class TokenizerSpec(Strict):
@@ -60,12 +61,12 @@ class TokenizerSpec(Strict):
 
 
 class DataSpec(Strict):
-    """Which documents, cut how. Token data for language models, rows for classification.
+    """Which documents, cut how. Token data for language models, rows for what is tuned.
 
     Attributes:
         source: key of ``data/sources.yaml``.
         path: folder or file that holds the source locally, where the source allows it.
-        tokenizer: for token data; a classification set is tokenized by its model at training.
+        tokenizer: for token data; other rows are tokenized by their model at training.
         sequence_length: tokens per row of token data.
         layout: ``packed`` (default): documents one after another, no padding; ``papers``: one
             document a row, cut or padded, padding out of the loss, as GaLore's script and its
@@ -179,7 +180,8 @@ class TrainSpec(Strict):
         steps: optimizer updates.
         batch_size: sequences (rows) per update, over all processes.
         micro_batches: parts in which the batch goes through the model; gradients accumulate.
-        sequence_length: tokens per row; for classification, the longest row before truncation.
+        sequence_length: tokens per row; of classification and instruction rows, to which they are
+            cut.
         dtype: of the weights; ``bfloat16_autocast`` keeps float32 weights.
         schedule: of the learning rate.
         max_grad_norm: global-norm clipping; 0 turns it off.
@@ -259,18 +261,34 @@ class ScoreSpec(Strict):
     select: Literal["last", "best"]
 
 
+class InstructSpec(Strict):
+    """How instructions become rows, and what the tuned model is asked.
+
+    Attributes:
+        template: ``alpaca``: Alpaca's prompts; ``chat``: the tokenizer's own chat template.
+        rows: ``padded``: one instruction a row; ``packed``: as many as fit, one after another, none
+            of which sees another.
+        max_new_tokens: longest answer to the fixed prompts at the end of the run.
+    """
+
+    template: Literal["alpaca", "chat"] = "alpaca"
+    rows: Literal["padded", "packed"] = "padded"
+    max_new_tokens: PositiveInt = 64
+
+
 class RunSpec(Strict):
     """One training run, complete: the content of ``RUN.yaml``.
 
     Attributes:
         task: which command trains it.
-        score: by which tables rank; fine-tuning must name one.
+        score: by which tables rank; fine-tuning and instruction tuning must name one.
+        instruct: for instruction tuning only, which must have it.
         study, suite, smoke, tuning: labels; ``smoke`` marks runs too small to conclude anything
             from, ``tuning`` those that only choose a learning rate.
         threads: of the CPU; part of the identity, because sums depend on it.
     """
 
-    task: Literal["pretrain", "finetune"]
+    task: TaskName
     study: Name
     suite: Name
     smoke: bool = False
@@ -280,6 +298,7 @@ class RunSpec(Strict):
     data: DataSpec
     train: TrainSpec
     score: ScoreSpec | None = None
+    instruct: InstructSpec | None = None
     seeds: Seeds = Seeds()
     threads: PositiveInt = 1
     resources: Resources = Resources()
@@ -305,9 +324,15 @@ class RunSpec(Strict):
                 )
             return self
         if self.data.tokenizer:
-            raise ValueError("a classification set is tokenized by its model: drop 'tokenizer'")
+            raise ValueError("these rows are tokenized by their model: drop 'data.tokenizer'")
         if not self.score:
             raise ValueError("fine-tuning needs 'score: {metric: ..., select: last or best}'")
+        return self
+
+    @model_validator(mode="after")
+    def _instructs_or_not(self) -> Self:
+        if (self.task == "instruct") != (self.instruct is not None):
+            raise ValueError("runs of the task 'instruct' have 'instruct', and no others have")
         return self
 
     @property

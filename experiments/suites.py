@@ -57,11 +57,13 @@ class TaskFile(Strict):
         data: keys of :class:`~experiments.spec.DataSpec`. ``sequence_length`` is taken from the
             study, ``tokenizer.vocab_size`` of a trained tokenizer from the model.
         score: by which tables rank, and which evaluation counts.
+        instruct: keys of :class:`~experiments.spec.InstructSpec`, of that task only.
     """
 
-    task: Literal["pretrain", "finetune"]
+    task: spec.TaskName
     data: dict[str, Any]
     score: spec.ScoreSpec | None = None
+    instruct: dict[str, Any] | None = None
 
 
 class MethodChoice(Strict):
@@ -87,7 +89,7 @@ class Study(Strict):
     Attributes:
         id: prefix of the run identifiers.
         task: a file of ``tasks``.
-        data: keys that override the task's.
+        data, instruct: keys that override the task's.
         models: names, or ``{run, name}``.
         methods: names, or ``{name, lr, args}``; or ``all``: every method of one process whose file
             has a rate for each of the models.
@@ -101,6 +103,7 @@ class Study(Strict):
     id: Name
     task: Name
     data: dict[str, Any] = {}
+    instruct: dict[str, Any] | None = None
     models: Annotated[
         list[Annotated[ModelChoice, BeforeValidator(_name_only)]], Field(min_length=1)
     ]
@@ -242,6 +245,13 @@ def _data(study: Study, task: TaskFile, model: ModelSpec, where: str) -> spec.Da
     return spec.parse(spec.DataSpec, content, where)
 
 
+def _instruct(study: Study, task: TaskFile) -> dict[str, Any] | None:
+    """The study's ``instruct``; the specification of the run says whether there may be one."""
+    if study.instruct is None and task.instruct is None:
+        return None
+    return {**(task.instruct or {}), **(study.instruct or {})}
+
+
 def breadth(suite: str) -> str:
     """How much of `experiments.memory_steps` a suite computes."""
     return str(_read(SuiteFile, "suites", suite).steps)
@@ -310,6 +320,7 @@ def _run(
             "data": _data(study, task, model, f"{where}: data"),
             "train": study.train,
             "score": task.score,
+            "instruct": _instruct(study, task),
             "seeds": seeds,
             "threads": study.threads,
             "resources": study.resources or resources,

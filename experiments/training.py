@@ -47,7 +47,7 @@ Evaluate = Callable[[PreTrainedModel], scores.Metrics]
 
 @dataclass
 class Task:
-    """What there is to learn, made by `experiments.pretrain` or `experiments.finetune`.
+    """What there is to learn, made by the module of the run's task.
 
     Attributes:
         model: to be trained.
@@ -58,6 +58,11 @@ class Task:
         uniform_loss: loss of a uniform guess, for recognising divergence.
         references: baselines that need no training, by their names in the summary.
         fingerprint: of the prepared data.
+        counts: what became of the rows at the model's tokenizer, for the summary.
+        by_token: whether each token that is learned counts alike in an update, however many its
+            micro-batch has; else each micro-batch counts alike. The model must take
+            ``num_items_in_batch``, as transformers' language models do.
+        files: texts about the tuned model, by file name, to stand beside the results.
     """
 
     model: PreTrainedModel
@@ -68,6 +73,9 @@ class Task:
     references: dict[str, float]
     fingerprint: str
     further: dict[str, Evaluate] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    by_token: bool = False
+    files: Callable[[PreTrainedModel], dict[str, str]] = lambda model: {}
 
     def evaluate_parts(self, model: PreTrainedModel) -> dict[str, scores.Metrics]:
         """Metrics of every part."""
@@ -152,7 +160,7 @@ def _place(run: RunSpec, entry: Method, model: PreTrainedModel) -> None:
             f"micro_batches ({processes.count()} x {run.train.micro_batches})"
         )
     cpu = run.resources.gpus == 0
-    model.to("cpu" if cpu else torch.device("cuda", torch.cuda.current_device()))
+    model.to(processes.device(cpu=cpu))
     if run.resources.parallel == "fsdp2":
         if "fsdp2" in entry.limits:
             raise UserError(f"resources.parallel: fsdp2 with {entry.name}: {entry.limits['fsdp2']}")
@@ -204,10 +212,10 @@ def train(
     if sharded.is_divided(task.model) or _exchanges(run, catalog_entry(run.method.name)):
         trainer.leave_model_alone()
     # Some models take the number of predictions that Trainer would pass and average all the same
-    # (BERT's classifiers), which multiplies the gradient by the micro-batches. Ours are all of one
-    # size, so the mean of their means is the mean (in the layout `papers`, with its unequal
-    # padding, it is what the papers' scripts use).
-    trainer.model_accepts_loss_kwargs = False
+    # (BERT's classifiers), which multiplies the gradient by the micro-batches. Those of pretraining
+    # and classification are all of one size, so the mean of their means is the mean (in the layout
+    # `papers`, with its unequal padding, it is what the papers' scripts use).
+    trainer.model_accepts_loss_kwargs = task.by_token
     trainer.remove_callback(PrinterCallback)
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint[0]) if checkpoint else None)
@@ -232,7 +240,7 @@ def train(
 
 
 def tokens_per_step(run: RunSpec) -> int:
-    """Tokens of one update; for classification, counted at the full row length."""
+    """Tokens of one update; rows of any length are counted at the longest allowed."""
     return run.train.batch_size * run.train.sequence_length
 
 

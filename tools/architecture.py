@@ -21,7 +21,11 @@ EDGES = REPO / "docs" / "architecture.json"
 ROOMS = ("workflow", "notebooks", "experiments", "memopt")  # from the street door inwards
 # A module that the workflow's shell commands or helpers name, such as `experiments.suites`.
 COMMAND = re.compile(r"\b(?:experiments|memopt|figlib)\.\w+(?!\w*/)")
-TASKS = ("pretrain", "finetune")  # what `experiments.{params.task}` stands for in the workflow
+TASKS = (
+    "pretrain",
+    "finetune",
+    "instruct",
+)  # what `experiments.{params.task}` stands for in the workflow
 
 
 def imported(text: str, module: str, is_package: bool) -> Iterator[str]:

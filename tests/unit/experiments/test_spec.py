@@ -84,7 +84,7 @@ def test_run_id_is_readable() -> None:
         ("method.lr", "fast", "method.lr: input should be a valid number"),
         ("data.tokenizer", {"kind": "hub"}, "of kind 'hub' takes 'id' and no other key"),
         ("model.path", "/somewhere", "exactly one of 'shape', 'package', 'path', 'hub'"),
-        ("task", "finetune", "a classification set is tokenized by its model"),
+        ("task", "finetune", "these rows are tokenized by their model"),
         ("score", {"metric": "f1"}, "key 'score.select' is missing"),
         ("score", {"metric": "f1", "select": "first"}, "score.select: input should be 'last' or"),
         ("score", {"metric": "accurracy", "select": "last"}, "score.metric: input should be"),
