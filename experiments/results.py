@@ -3,7 +3,8 @@
     python -m experiments.results collect results/smoke/tables results/smoke/runs/*
 
 ``runs.parquet`` holds the summaries, nested keys joined by underscores (``final_perplexity``,
-``state_bytes_measured``), with the provenance that tells runs apart. ``metrics.parquet`` holds the
+``state_bytes_measured``), with the provenance that tells runs apart, and in ``spec`` the complete
+``run.yaml`` as JSON, from which `experiments.rerun` runs a row again. ``metrics.parquet`` holds the
 rows of every ``metrics.jsonl`` with the run's labels; ``split`` says which part a row was measured
 on: ``train``, ``validation``, or a further part. ``final_<metric>`` is that of ``validation``,
 ``final_<part>_<metric>`` that of a further part, and ``final_score`` the one that ``score_metric``
@@ -21,6 +22,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.errors import UserError, command_line
+from experiments.files import canonical_json, load_yaml
 from experiments.scores import QUALITY
 
 ORDER = ["study", "model", "method", "seeds_weights", "seeds_data", "run_id"]
@@ -32,6 +34,8 @@ PROVENANCE = (
     "threads",
     "started",
     "finished",
+    "versions",
+    "machine",
 )
 # There even where every run of a table diverged.
 FINAL = (
@@ -118,9 +122,15 @@ def _run_row(folder: Path) -> dict[str, Any]:
     provenance = _json(folder / "provenance.json")
     try:
         summary["method_args"] = json.dumps(summary["method_args"], sort_keys=True)
-        return _flat(summary) | {key: provenance[key] for key in PROVENANCE}
+        known = {key: _cell(provenance[key]) for key in PROVENANCE}
+        return _flat(summary) | known | {"spec": canonical_json(load_yaml(folder / "run.yaml"))}
     except KeyError as error:
         raise UserError(f"{folder}: summary or provenance lacks the key {error}") from None
+
+
+def _cell(value: Any) -> Any:
+    """A value that fits a cell: versions and machine as JSON."""
+    return canonical_json(value) if isinstance(value, dict) else value
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:

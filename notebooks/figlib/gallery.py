@@ -23,6 +23,7 @@ EXPECTED = {
     "table": ("table.csv", "table.md", "table.tex"),
 }
 COMMON = ("data.csv", "caption.md", "provenance.json")
+TABLES = "tables"  # result tables of suites lie beside the bundles
 LONGEST_TABLE = 20  # rows that the page shows unasked
 SUITE_ORDER = ("paper", "cpu", "smoke", "ci")
 
@@ -34,7 +35,8 @@ def read_bundles(folder: Path) -> list[dict[str, Any]]:
         FigureError: a bundle lacks a file; the message names it.
     """
     bundles = []
-    for path in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
+    held = (p for p in folder.iterdir() if p.is_dir() and p.name != TABLES)
+    for path in sorted(p for p in held if not p.name.startswith(".")):
         record = path / "provenance.json"
         if not record.is_file():
             raise FigureError(f"{path}: no provenance.json, so this is no bundle; remove it")
@@ -59,7 +61,9 @@ def page(folder: Path) -> str:
         "",
         "Each folder here holds one figure (PDF, SVG, PNG) or table (CSV, Markdown, LaTeX), the "
         "data that it shows (`data.csv`), its caption and where every number comes from "
-        "(`provenance.json`: runs, commit, data). Cite a figure by its identifier:",
+        "(`provenance.json`: runs, commit, data). `tables/` has the result tables of whole suites, "
+        "one row a run with its complete configuration; `make figures` draws all that is here from "
+        "them. Cite a figure by its identifier:",
         "",
         "```bibtex",
         bibtex(citation),

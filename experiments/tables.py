@@ -1,0 +1,143 @@
+"""Where a suite's result tables lie: new ones in ``results``, chosen ones in git.
+
+    python -m experiments.tables keep smoke
+
+copies ``results/smoke/tables`` to ``paper_figures/tables/smoke``. From there ``make figures`` draws
+the figures of a fresh clone, notebooks open, and `experiments.rerun` runs a row again. Speeds are
+left out, unless ``--speeds`` says that the runs had the machine to themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments import results, spec
+from experiments.errors import UserError, command_line, nearest
+from experiments.spec import RunSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "paper_figures" / "tables"
+NAMES = ("runs", "metrics", "memory", "steps", "timeline")  # the first two are needed
+# Git holds every version for ever; some hundred runs take well below this.
+LARGEST_SUITE = 2_000_000
+SPEEDS = ("seconds", "tokens_per_second", "time_shares_optimizer", "time_shares_outside")
+
+
+def find(suite: str) -> Path:
+    """The folder of a suite's tables: of runs made here, else the one in git.
+
+    Raises:
+        UserError: there is neither.
+    """
+    for folder in (ROOT / "results" / suite / "tables", KEPT / suite):
+        if (folder / "runs.parquet").is_file():
+            return folder
+    raise UserError(
+        f"no tables of the suite {suite!r} in results/ or paper_figures/tables/"
+        f"{nearest(suite, kept())}; make them with `snakemake --config suite={suite}`"
+    )
+
+
+def kept() -> list[str]:
+    """Suites whose tables are in git."""
+    return sorted(path.parent.name for path in KEPT.glob("*/runs.parquet"))
+
+
+def run_spec(row: pd.Series) -> RunSpec:
+    """The complete specification of one row of ``runs.parquet``.
+
+    Raises:
+        UserError: the row has none, or one that today's code does not read.
+    """
+    where = f"run {row.run_id}"
+    if not isinstance(row.get("spec"), str):
+        raise UserError(f"{where}: the table has no column 'spec'; collect the runs again")
+    return spec.parse(RunSpec, json.loads(row.spec), where)
+
+
+def keep(source: Path, suite: str, target: Path, *, speeds: bool = False) -> list[Path]:
+    """Writes a suite's tables, compact, in place of those in ``target``.
+
+    Args:
+        source: folder with ``runs.parquet``, ``metrics.parquet`` and perhaps the others of `NAMES`.
+        suite: whose runs they must be.
+        target: folder that is replaced.
+        speeds: whether times are worth keeping; else they are blank.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: tables are missing, hold another suite, cannot be run again, or are too large.
+    """
+    runs, metrics = results.read_tables(source)
+    others = sorted(set(runs.suite) - {suite})
+    if others:
+        raise UserError(f"{source}: holds runs of the suite {others[0]!r}, not {suite!r}")
+    for _, row in runs.iterrows():
+        run_spec(row)
+    if not speeds:
+        runs, metrics = (
+            table.assign(**{name: float("nan") for name in SPEEDS if name in table})
+            for table in (runs, metrics)
+        )
+    tables = {"runs": runs, "metrics": metrics}
+    tables |= {
+        name: pd.read_parquet(source / f"{name}.parquet")
+        for name in NAMES[2:]
+        if (source / f"{name}.parquet").is_file()
+    }
+    new = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    for name, table in tables.items():
+        table.to_parquet(new / f"{name}.parquet", index=False, **_compact(table))
+    size = sum(path.stat().st_size for path in new.iterdir())
+    if size > LARGEST_SUITE:
+        shutil.rmtree(new)
+        raise UserError(
+            f"{source}: {size:,} bytes, more than the {LARGEST_SUITE:,} that git should hold; "
+            "log less often (train.log_every) or split the suite"
+        )
+    shutil.rmtree(target, ignore_errors=True)
+    new.rename(target)
+    return sorted(target.iterdir())
+
+
+def _compact(table: pd.DataFrame) -> dict[str, Any]:
+    """How Parquet stores a table smallest: bytes of floats sorted by place, text by dictionary."""
+    floats = [name for name in table if pd.api.types.is_float_dtype(table[name])]
+    return {
+        "compression": "zstd",
+        "compression_level": 19,
+        "use_dictionary": [name for name in table if name not in floats],
+        "use_byte_stream_split": floats,
+    }
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.tables")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("keep", help="copy a suite's tables to where git keeps them")
+    command.add_argument("suite")
+    command.add_argument("--tables", type=Path, metavar="DIR", help="default results/SUITE/tables")
+    command.add_argument("--speeds", action="store_true", help="keep times: nothing else ran")
+    arguments = parser.parse_args()
+    suite = arguments.suite
+    source = arguments.tables or ROOT / "results" / suite / "tables"
+    files = keep(source, suite, KEPT / suite, speeds=arguments.speeds)
+    runs, metrics = results.read_tables(KEPT / suite)
+    size = sum(path.stat().st_size for path in files)
+    print(f"{len(runs)} runs, {len(metrics)} measurements, {size:,} bytes in {KEPT / suite}")
+    if runs.dirty.any():
+        print(f"{int(runs.dirty.sum())} runs were made by code with uncommitted changes")
+
+
+if __name__ == "__main__":
+    command_line(_main)

@@ -1,0 +1,89 @@
+"""Tables that git keeps: compact, complete, of one suite, found where results are not."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments import results, tables
+from experiments.errors import UserError
+
+from .test_results import run_folder
+
+
+def collected(root: Path, suite: str = "test") -> Path:
+    """Tables of two runs, as `results.collect` makes them."""
+    folder = root / "collected"
+    folder.mkdir()
+    runs, metrics = results.collect([run_folder(root, m, 0) for m in ("adamw", "gwt")])
+    runs.assign(suite=suite, tokens_per_second=3.5).to_parquet(folder / "runs.parquet")
+    metrics.to_parquet(folder / "metrics.parquet")
+    return folder
+
+
+def test_kept_tables_are_the_same_numbers_without_speeds(tmp_path: Path) -> None:
+    source, target = collected(tmp_path), tmp_path / "kept" / "test"
+    files = tables.keep(source, "test", target)
+    assert [path.name for path in files] == ["metrics.parquet", "runs.parquet"]
+    before, after = results.read_tables(source), results.read_tables(target)
+    for old, new in zip(before, after, strict=True):
+        blank = [name for name in tables.SPEEDS if name in old]
+        assert blank and new[blank].isna().all(axis=None)
+        pd.testing.assert_frame_equal(old.drop(columns=blank), new.drop(columns=blank))
+    (target / "stale.parquet").write_text("left over")
+    tables.keep(source, "test", target, speeds=True)
+    for old, new in zip(before, results.read_tables(target), strict=True):
+        pd.testing.assert_frame_equal(old, new)
+    assert not (target / "stale.parquet").exists()
+    run = tables.run_spec(after[0].iloc[1])
+    assert run.method.name == "gwt"
+    assert run.run_id == after[0].run_id[1]
+
+
+def test_what_cannot_be_kept_is_named_and_leaves_the_old_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = collected(tmp_path), tmp_path / "kept" / "test"
+    kept = {path: path.read_bytes() for path in tables.keep(source, "test", target)}
+    with pytest.raises(UserError, match="holds runs of the suite 'test', not 'cpu'"):
+        tables.keep(source, "cpu", target)
+    monkeypatch.setattr(tables, "LARGEST_SUITE", 100)
+    with pytest.raises(UserError, match=r"bytes, more than the 100 that git should hold"):
+        tables.keep(source, "test", target)
+    monkeypatch.undo()
+    runs = pd.read_parquet(source / "runs.parquet").drop(columns="spec")
+    runs.to_parquet(source / "runs.parquet")
+    with pytest.raises(UserError, match="no column 'spec'; collect the runs again"):
+        tables.keep(source, "test", target)
+    assert kept == {path: path.read_bytes() for path in sorted(target.iterdir())}
+    assert [path.name for path in target.parent.iterdir()] == ["test"]
+
+
+def test_results_made_here_come_before_those_in_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "KEPT", tmp_path / "kept")
+    source = collected(tmp_path)
+    with pytest.raises(UserError, match="no tables of the suite 'test' in results/ or paper_"):
+        tables.find("test")
+    tables.keep(source, "test", tables.KEPT / "test")
+    assert tables.kept() == ["test"]
+    with pytest.raises(UserError, match="did you mean 'test'"):
+        tables.find("tst")
+    made = tmp_path / "results" / "test" / "tables"
+    made.mkdir(parents=True)
+    assert tables.find("test") == tables.KEPT / "test"  # the runs have not been collected yet
+    (source / "runs.parquet").rename(made / "runs.parquet")
+    assert tables.find("test") == made
+
+
+@pytest.mark.parametrize("suite", tables.kept())
+def test_every_row_in_git_has_its_complete_configuration(suite: str) -> None:
+    runs, metrics = results.read_tables(tables.KEPT / suite)
+    assert set(runs.suite) == {suite}
+    assert set(metrics.run_id) <= set(runs.run_id)
+    for _, row in runs.iterrows():
+        run = tables.run_spec(row)
+        assert (run.study, run.method.name, run.method.lr) == (row.study, row.method, row.lr)
+        assert run.train.steps >= row.steps  # fewer where it diverged
