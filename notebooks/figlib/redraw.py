@@ -24,7 +24,7 @@ from papermill.exceptions import PapermillExecutionError
 from experiments import tables
 from experiments.errors import UserError
 
-from . import gallery
+from . import compare, gallery
 from .errors import FigureError
 
 NOTEBOOKS = gallery.ROOT / "notebooks"
@@ -38,9 +38,11 @@ def suites() -> list[str]:
 
 
 def notebooks_of(suite: str, folder: Path) -> list[str]:
-    """Notebooks that have something to show of a suite's tables (notebooks/bundles.yaml)."""
-    runs = pd.read_parquet(folder / "runs.parquet", columns=["task", "tuning"])
+    """Notebooks that have something to show of a suite's tables, as the workflow chooses them."""
+    runs = pd.read_parquet(folder / "runs.parquet", columns=["task", "tuning", "study"])
     tasks = {*runs.task[~runs.tuning], None} | ({"tuning"} if runs.tuning.any() else set())
+    if runs.study.str.startswith(compare.ABLATION).any():
+        tasks.add("ablation")
     declared = yaml.safe_load((NOTEBOOKS / "bundles.yaml").read_text(encoding="utf-8"))
     return [
         name
