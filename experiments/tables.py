@@ -58,7 +58,12 @@ def run_spec(row: pd.Series) -> RunSpec:
     where = f"run {row.run_id}"
     if not isinstance(row.get("spec"), str):
         raise UserError(f"{where}: the table has no column 'spec'; collect the runs again")
-    return spec.parse(RunSpec, json.loads(row.spec), where)
+    try:
+        return spec.parse(RunSpec, json.loads(row.spec), where)
+    except UserError as error:
+        raise UserError(
+            f"{error}\n(the run was made at commit {row.commit}, which reads its configuration)"
+        ) from None
 
 
 def keep(source: Path, suite: str, target: Path, *, speeds: bool = False) -> list[Path]:
