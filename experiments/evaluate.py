@@ -1,4 +1,4 @@
-"""Evaluation: held-out loss without bias, the papers' biased figure, classification metrics."""
+"""Evaluation: held-out loss without bias, the papers' biased figure, metrics of labelled rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from sklearn.metrics import accuracy_score, f1_score
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from torch import Tensor, nn
 
 from experiments.scores import perplexity
@@ -73,24 +75,66 @@ def language_loss(model: nn.Module, held_out: Iterable[Batch]) -> dict[str, floa
 
 
 def classification(model: nn.Module, held_out: Iterable[Batch]) -> dict[str, float]:
-    """Row-weighted loss, accuracy and F1 over the whole held-out set.
+    """Row-weighted loss and the metrics of GLUE's classifications over the whole held-out set.
 
-    F1 is that of class 1 for two classes, the unweighted mean over classes for more.
+    Returns:
+        ``loss``; ``accuracy``; ``f1``: of class 1 for two classes, the unweighted mean over classes
+        for more, 0 where nothing was predicted or is there; ``matthews``: Matthews' correlation,
+        0 where all predictions or all labels are of one class.
     """
-    losses, counts, predicted, actual = [], [], [], []
+    loss, outputs, actual = _outputs(model, held_out)
+    predicted = outputs.argmax(-1).numpy()
+    average = f1_average(outputs.shape[-1])
+    return {
+        "loss": loss,
+        "accuracy": float(accuracy_score(actual, predicted)),
+        "f1": float(f1_score(actual, predicted, average=average, zero_division=0.0)),
+        "matthews": float(matthews_corrcoef(actual, predicted)),
+    }
+
+
+def regression(model: nn.Module, held_out: Iterable[Batch]) -> dict[str, float]:
+    """Row-weighted squared error and correlations of predictions with labels.
+
+    Args:
+        model: one output a row; its loss is the mean squared error.
+        held_out: batches with float ``labels`` of shape (rows,).
+
+    Returns:
+        ``loss``, ``pearson`` and ``spearman`` (ties get their mean rank). A correlation is 0 where
+        it is not defined: fewer than two rows, or all predictions or all labels equal.
+    """
+    loss, outputs, actual = _outputs(model, held_out)
+    predicted, labels = outputs[:, 0].double().numpy(), actual.double().numpy()
+    defined = len(labels) > 1 and np.ptp(predicted) > 0 and np.ptp(labels) > 0
+    return {
+        "loss": loss,
+        "pearson": float(pearsonr(predicted, labels).statistic) if defined else 0.0,
+        "spearman": float(spearmanr(predicted, labels).statistic) if defined else 0.0,
+    }
+
+
+def predictions(model: nn.Module, rows: Iterable[Batch]) -> list[float]:
+    """What the model answers to each row: class number, or value of a regression."""
+    with evaluating(model):
+        outputs = [model(**_on_device(model, batch)).logits.float().cpu() for batch in rows]
+    found = torch.cat(outputs)
+    return (found[:, 0] if found.shape[-1] == 1 else found.argmax(-1)).tolist()
+
+
+def _outputs(model: nn.Module, held_out: Iterable[Batch]) -> tuple[float, Tensor, Tensor]:
+    """Mean loss a row, outputs of shape (rows, outputs), labels of shape (rows,)."""
+    losses, outputs, labels = [], [], []
     with evaluating(model):
         for batch in held_out:
             output = model(**_on_device(model, batch))
             losses.append(output.loss.item())
-            counts.append(len(batch["labels"]))
-            predicted += output.logits.argmax(-1).tolist()
-            actual += batch["labels"].tolist()
-    average = f1_average(output.logits.shape[-1])
-    return {
-        "loss": token_weighted_mean(losses, counts),
-        "accuracy": float(accuracy_score(actual, predicted)),
-        "f1": float(f1_score(actual, predicted, average=average, zero_division=0.0)),
-    }
+            outputs.append(output.logits.float().cpu())
+            labels.append(batch["labels"].cpu())
+    if not losses:
+        raise ValueError("nothing to evaluate: the held-out set has no rows")
+    mean = token_weighted_mean(losses, [len(part) for part in labels])
+    return mean, torch.cat(outputs), torch.cat(labels)
 
 
 def f1_average(classes: int) -> str:

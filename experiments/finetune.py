@@ -1,63 +1,98 @@
-"""Fine-tunes a classifier: ``python -m experiments.finetune RUN.yaml OUT_DIR``."""
+"""Fine-tunes on labelled rows: ``python -m experiments.finetune RUN.yaml OUT_DIR``.
+
+A classification or, where the source names no labels, a regression.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments import models, session
 from experiments.data import load_classification
-from experiments.errors import UserError, command_line
-from experiments.evaluate import batches, classification
+from experiments.data.sources import check_score
+from experiments.errors import command_line
+from experiments.evaluate import batches, classification, predictions, regression
+from experiments.scores import MAIN
 from experiments.spec import RunSpec
 from experiments.training import Task
 
 
 def encode(split: Any, tokenizer: PreTrainedTokenizerBase, length: int) -> list[dict[str, Any]]:
-    """Tokenized rows with ``labels``, cut to ``length`` tokens, not padded yet.
+    """Tokenized rows, cut to ``length`` tokens, not padded yet; ``labels`` where there are any.
 
     Args:
-        split: columns ``text``, ``label`` and, for pairs, ``text_pair``.
+        split: columns ``text``, for pairs ``text_pair``, and ``label`` where it is not hidden.
         tokenizer: of the model.
         length: longest row in tokens.
     """
-    pairs = split["text_pair"] if "text_pair" in split.column_names else None
-    pair_list = list(pairs) if pairs is not None else None
-    encoded = tokenizer(list(split["text"]), pair_list, truncation=True, max_length=length)
-    return [
-        {**{key: values[i] for key, values in encoded.items()}, "labels": label}
-        for i, label in enumerate(split["label"])
-    ]
+    columns = {name: list(split[name]) for name in split.column_names}
+    encoded = tokenizer(
+        columns["text"], columns.get("text_pair"), truncation=True, max_length=length
+    )
+    fields = {**encoded, "labels": columns["label"]} if "label" in columns else dict(encoded)
+    return [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
 
 
 def make_task(run: RunSpec, data_dir: Path) -> Task:
-    """Pretrained encoder with a fresh head, rows, held-out metrics and the majority baseline."""
+    """Pretrained model with a fresh head, rows, metrics of every part, and the baseline."""
+    check_score(run, run.run_id)
     splits, labels, manifest = load_classification(data_dir)
-    if labels is None:
-        raise UserError(f"source {run.data.source!r} is a regression, which is not supported yet")
-    model, tokenizer = models.classifier(
+    model, tokenizer, fresh = models.classifier(
         run.model, seed=run.seeds.weights, dtype=run.train.dtype, labels=labels
     )
-    length = run.train.sequence_length
-    train = encode(splits["train"], tokenizer, length)
-    held_out_rows = encode(splits["validation"], tokenizer, length)
-    ids = (token for row in (*train, *held_out_rows) for token in row["input_ids"])
+    rows = {
+        name: encode(part, tokenizer, run.train.sequence_length) for name, part in splits.items()
+    }
+    ids = (token for part in rows.values() for row in part for token in row["input_ids"])
     models.check_vocabulary(run.model.name, model.config.vocab_size, max(ids))
+    train = rows.pop("train")
     collate = DataCollatorWithPadding(tokenizer)
-    held_out = partial(batches, held_out_rows, run.train.eval_batch_size, collate)
+    batched = partial(batches, size=run.train.eval_batch_size, collate=collate)
+    measure = regression if labels is None else classification
+    hidden = {name: rows.pop(name) for name in manifest.get("unlabelled", [])}
+    evaluate = {
+        name: lambda model, part=part: measure(model, batched(part)) for name, part in rows.items()
+    }
+
+    def answers(model: PreTrainedModel) -> dict[str, str]:
+        return {
+            f"predictions_{name}.jsonl": _lines(predictions(model, batched(part)), labels)
+            for name, part in hidden.items()
+        }
+
     return Task(
         model=model,
         rows=train,
         collate=collate,
-        evaluate=lambda model: classification(model, held_out()),
-        uniform_loss=math.log(len(labels)),
-        references={"majority_accuracy": manifest["majority_accuracy"]},
+        evaluate=evaluate.pop(MAIN),
+        further=evaluate,
+        uniform_loss=_loss_at_start(train, labels),
+        references={} if labels is None else {"majority_accuracy": manifest["majority_accuracy"]},
         fingerprint=manifest["source"]["fingerprint"],
+        files=answers,
+        fresh=fresh,
     )
+
+
+def _lines(predicted: list[float], labels: list[str] | None) -> str:
+    """One JSON object a row: ``index``, and ``prediction`` as GLUE's server takes it, by name."""
+    named = [labels[int(value)] if labels else value for value in predicted]
+    lines = ({"index": index, "prediction": answer} for index, answer in enumerate(named))
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _loss_at_start(train: list[dict[str, Any]], labels: list[str] | None) -> float:
+    """Loss of a uniform guess; of a regression, of answering 0, as a fresh head about does."""
+    if labels is None:
+        return fmean(row["labels"] ** 2 for row in train)
+    return math.log(len(labels))
 
 
 if __name__ == "__main__":

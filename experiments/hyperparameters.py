@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 from pydantic import Field, StringConstraints
 
 from experiments.errors import UserError, nearest
-from experiments.spec import RunSpec, Strict
+from experiments.spec import Name, RunSpec, Strict
 
 KINDS = get_args(RunSpec.model_fields["task"].annotation)  # of tasks
 Key = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_.-]+(/[a-z0-9_.-]+)?$")]
@@ -55,3 +55,23 @@ class MethodFile(Strict):
                 raise UserError(f"{where}: models: {key!r}: no such model{nearest(model, models)}")
             if slash and task not in tasks:
                 raise UserError(f"{where}: models: {key!r}: no such task{nearest(task, tasks)}")
+
+
+class MethodChoice(Strict):
+    """A method of a study; ``lr`` and ``args`` override the method's file."""
+
+    name: Name
+    lr: Annotated[float, Field(gt=0)] | None = None
+    args: dict[str, Any] = {}
+
+
+def check_arguments(run: RunSpec, where: str) -> None:
+    """Names a method's argument that its optimizer does not take, before any data is prepared."""
+    from memopt import catalog  # with torch, which takes a second or two
+
+    known = catalog.get(run.method.name).arguments()
+    for argument in run.method.args:
+        if argument not in known:
+            raise UserError(
+                f"{where}: method {run.method.name} takes no {argument!r}{nearest(argument, known)}"
+            )

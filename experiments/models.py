@@ -66,15 +66,18 @@ def check_vocabulary(name: str, vocab_size: int, largest_id: int) -> None:
 
 
 def classifier(
-    spec: ModelSpec, *, seed: int, dtype: str, labels: list[str]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A pretrained encoder with a fresh classification head, and its tokenizer.
+    spec: ModelSpec, *, seed: int, dtype: str, labels: list[str] | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
+    """A pretrained encoder with a fresh head for classes or one number.
 
     Args:
         spec: with ``package``, ``path`` or ``hub``.
         seed: of the head's weights.
         dtype: as in :func:`language_model`.
-        labels: names of the classes.
+        labels: names of the classes; None: one output, trained by its squared error.
+
+    Returns:
+        The model, its tokenizer, and the names of the weights that were drawn.
 
     Raises:
         UserError: the weights cannot be found or loaded.
@@ -83,15 +86,27 @@ def classifier(
     torch.manual_seed(seed)
     try:
         tokenizer = AutoTokenizer.from_pretrained(origin, revision=spec.revision)
-        model = AutoModelForSequenceClassification.from_pretrained(
-            origin, revision=spec.revision, dtype=torch.float32, num_labels=len(labels)
-        )
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
+            origin, revision=spec.revision, dtype=torch.float32, output_loading_info=True,
+            **_head(labels),
+        )  # fmt: skip
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: another head's shape
         reason = " ".join(str(error).split())
         raise UserError(f"model {spec.name}: cannot load {origin}: {reason}") from None
     if model.config.pad_token_id is None:  # decoders find a row's last token by it
         model.config.pad_token_id = tokenizer.pad_token_id
-    return rounded(model, dtype), tokenizer
+    return rounded(model, dtype), tokenizer, sorted(loading["missing_keys"])
+
+
+def _head(labels: list[str] | None) -> dict[str, Any]:
+    """Keys of a configuration that say what the head is for."""
+    if labels is None:
+        return {"num_labels": 1, "problem_type": "regression"}
+    return {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: number for number, label in enumerate(labels)},
+        "problem_type": "single_label_classification",
+    }
 
 
 def causal(spec: ModelSpec, *, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -100,6 +100,7 @@ def execute(
     processes.wait()
     task = make_task(starts.placed(run, out_dir.parent), data)
     optimizer, predicted = training.make_optimizer(run, task.model)
+    training.require_trained_head(run, task)
     kept = predicted.weights + predicted.states + predicted.projections
     rundir.require_space(work, (checkpoints.KEPT + 1) * kept)
     newest = checkpoints.newest(work / "checkpoints") if processes.first() else None

@@ -77,6 +77,8 @@ class DataSpec(Strict):
             ``seed``.
         slice: ``tuning``: only the documents (training and held-out) set aside for choosing
             hyperparameters, a fifth of them; ``final``: only the others. Default: all.
+        predict: sources with hidden labels, of the same classes, that a fine-tuned model answers
+            to: its answers are saved beside the run's results.
         seed: of the split and of the choice of documents.
     """
 
@@ -89,6 +91,7 @@ class DataSpec(Strict):
     validation_documents: PositiveInt | None = None
     max_documents: PositiveInt | None = None
     slice: Literal["tuning", "final"] | None = None
+    predict: list[Name] | None = None
     seed: Seed = 0
 
     @model_validator(mode="after")
@@ -97,6 +100,8 @@ class DataSpec(Strict):
             raise ValueError("token data needs 'sequence_length' beside 'tokenizer'")
         if not self.tokenizer and (self.sequence_length or self.layout):
             raise ValueError("'sequence_length' and 'layout' belong to token data: add 'tokenizer'")
+        if self.tokenizer and self.predict:
+            raise ValueError("'predict' belongs to labelled rows: drop it, or 'tokenizer'")
         if self.validation_fraction and self.validation_documents:
             raise ValueError("give 'validation_fraction' or 'validation_documents', not both")
         return self

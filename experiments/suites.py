@@ -22,9 +22,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from experiments import spec, starts
+from experiments.data.sources import check_score
+from experiments.epochs import in_updates
 from experiments.errors import UserError, command_line, nearest
 from experiments.files import write_if_changed
-from experiments.hyperparameters import MethodFile
+from experiments.hyperparameters import MethodChoice, MethodFile, check_arguments
 from experiments.spec import MethodSpec, ModelSpec, Name, Resources, RunSpec, Seeds, Strict
 from experiments.starts import ModelChoice
 from experiments.tuning import TunedFile
@@ -66,14 +68,6 @@ class TaskFile(Strict):
     instruct: dict[str, Any] | None = None
 
 
-class MethodChoice(Strict):
-    """A method of a study; ``lr`` and ``args`` override the method's file."""
-
-    name: Name
-    lr: Annotated[float, Field(gt=0)] | None = None
-    args: dict[str, Any] = {}
-
-
 def _name_only(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
@@ -98,6 +92,8 @@ class Study(Strict):
             same for every method.
         rates: makes it a study with tuned rates: a file of ``tuned``, in place of the rates of the
             methods' files.
+        train: keys of :class:`~experiments.spec.TrainSpec`; with ``epochs`` in place of ``steps``
+            those of the official training rows, see `experiments.epochs`.
     """
 
     id: Name
@@ -117,6 +113,16 @@ class Study(Strict):
     train: spec.TrainSpec
     threads: PositiveInt = 1
     resources: Resources | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_to_updates(cls, content: Any) -> Any:
+        train = content.get("train") if isinstance(content, dict) else None
+        if not isinstance(train, dict) or "epochs" not in train:
+            return content
+        task: TaskFile = _read(TaskFile, "tasks", content.get("task", ""))
+        data = {**task.data, **content.get("data", {})}
+        return {**content, "train": in_updates(train, data)}
 
     @model_validator(mode="after")
     def _rates_from_one_place(self) -> Self:
@@ -276,6 +282,7 @@ def expand(suite: str) -> list[RunSpec]:
             for at_rate in rates(study, choice, origin[0].name):
                 run = _run(suite, file.smoke, study, origin, at_rate, seeds, where)
                 check_arguments(run, where)
+                check_score(run, where)
                 if run.run_id in runs:
                     raise UserError(f"{where}: the run {run.run_id} is listed twice")
                 runs[run.run_id] = run
@@ -327,18 +334,6 @@ def _run(
         },
         where,
     )
-
-
-def check_arguments(run: RunSpec, where: str) -> None:
-    """Names a method's argument that its optimizer does not take, before any data is prepared."""
-    from memopt import catalog  # with torch, which takes a second or two
-
-    known = catalog.get(run.method.name).arguments()
-    for argument in run.method.args:
-        if argument not in known:
-            raise UserError(
-                f"{where}: method {run.method.name} takes no {argument!r}{nearest(argument, known)}"
-            )
 
 
 def select(runs: list[RunSpec], only: str) -> list[RunSpec]:

@@ -63,6 +63,7 @@ class Task:
             micro-batch has; else each micro-batch counts alike. The model must take
             ``num_items_in_batch``, as transformers' language models do.
         files: texts about the tuned model, by file name, to stand beside the results.
+        fresh: names of the weights that were drawn, not loaded, where others were loaded.
     """
 
     model: PreTrainedModel
@@ -76,6 +77,7 @@ class Task:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     by_token: bool = False
     files: Callable[[PreTrainedModel], dict[str, str]] = lambda model: {}
+    fresh: list[str] = field(default_factory=list)
 
     def evaluate_parts(self, model: PreTrainedModel) -> dict[str, scores.Metrics]:
         """Metrics of every part."""
@@ -141,6 +143,22 @@ def make_optimizer(
         return optimizer, predicted
     except (ValueError, TypeError) as error:
         raise UserError(f"method {method.name}: {error}") from None
+
+
+def require_trained_head(run: RunSpec, task: Task) -> None:
+    """Refuses a method that leaves a fresh layer as it was drawn.
+
+    Raises:
+        UserError: it names the layer and the argument.
+    """
+    for name in task.fresh:
+        layer = name.rpartition(".")[0]
+        module = task.model.get_submodule(layer)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise UserError(
+                f"method {run.method.name}: it would leave the fresh layer {layer!r} as it was "
+                f"drawn: give 'rest: adam', or a list for 'rest' that names it"
+            )
 
 
 def _place(run: RunSpec, entry: Method, model: PreTrainedModel) -> None:

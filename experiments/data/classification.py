@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.data.packages import Progress, Row
 from experiments.data.parts import load_parts, write_parts
-from experiments.data.readers import Corpus
-from experiments.data.sources import AnySource, PackageSource
+from experiments.data.readers import Corpus, numbered, open_source
+from experiments.data.sources import AnySource, PackageSource, source_of
 from experiments.data.splits import hold_out, in_seeded_order, in_slice, refuse_fraction
 from experiments.errors import UserError
 from experiments.files import canonical_json
@@ -27,6 +28,7 @@ _LIBRARY_NAME = re.compile(
     r"\b(?:np|pd|sp|sklearn|scikit-learn|numpy|pandas|scipy|sympy|torch|pytorch)\b[\w.]*", re.I
 )
 REPLACEMENT = "it"
+HIDDEN = -1  # what the hub puts in place of a label that is kept secret
 
 
 def write(
@@ -42,11 +44,13 @@ def write(
         held_out, train = _origin_rows(corpus, spec, source)
     else:
         held_out, train = _labelled_rows(corpus, spec, source)
-    splits = write_parts(folder, spec, {"train": train, "validation": held_out})
+    further = _further_parts(corpus, spec, source)
+    splits = write_parts(folder, spec, {"train": train, "validation": held_out, **further})
     return {
         "labels": source.labels,
         "fields": list(train[0]),
         "splits": splits,
+        "unlabelled": [name for name, rows in further.items() if "label" not in rows[0]],
         "majority_accuracy": _majority_accuracy(train, held_out) if source.labels else None,
     }
 
@@ -61,9 +65,10 @@ def load_classification(data_dir: str | Path) -> tuple[DatasetDict, list[str] | 
     """Opens what ``prepare`` made of a classification source.
 
     Returns:
-        Splits ``train`` and ``validation`` with columns ``text``, perhaps ``text_pair``, and
-        ``label`` (class number, or a float for a regression); the names of the classes (``None``
-        for a regression); the manifest.
+        Splits ``train``, ``validation`` and further parts with columns ``text``, perhaps
+        ``text_pair``, and ``label`` (class number, or a float for a regression; not in the parts
+        that the manifest calls ``unlabelled``); the names of the classes (``None`` for a
+        regression); the manifest.
     """
     splits, manifest = load_parts(Path(data_dir), "classification")
     return splits, manifest["labels"], manifest
@@ -78,8 +83,7 @@ def _labelled_rows(
     """
 
     def rows_of(part: str, limit: int | None = None) -> list[Row]:
-        rows = enumerate(corpus.splits[part], 1)
-        made = (_row(row, f"{part} row {n}", spec, source) for n, row in rows)
+        made = (row for _, row in _labelled(corpus.splits[part], part, spec.source, source))
         return list(islice((row for row in made if in_slice(canonical_json(row), spec)), limit))
 
     if "validation" in corpus.splits:
@@ -91,23 +95,91 @@ def _labelled_rows(
     return [json.loads(row) for row in held_out], [json.loads(row) for row in train]
 
 
-def _row(row: Row, number: str, spec: DataSpec, source: AnySource) -> Row:
-    """One row under our names, its label checked."""
-    made = {role: row[official] for role, official in source.fields.items()}
-    label = made["label"]
-    where = f"source {spec.source!r}, {number}"
-    if source.labels is None:
-        if not isinstance(label, int | float):
+def _further_parts(corpus: Corpus, spec: DataSpec, source: AnySource) -> dict[str, list[Row]]:
+    """Rows of the parts beside ``train`` and ``validation``, and of the sources to predict.
+
+    Parts with labels are limited and sliced as the validation part is; where all labels are hidden,
+    every row is kept, without its label.
+
+    Raises:
+        UserError: a declared part is not there, or only some of its labels are hidden.
+    """
+    found = {}
+    if "validation" in corpus.splits:
+        for part in (name for name in source.splits if name not in ("train", "validation")):
+            if part not in corpus.splits:
+                raise UserError(f"source {spec.source!r}: no file of {source.splits[part]!r}")
+            found[part] = _part(corpus.splits[part], part, spec, spec.source, source)
+    for name in spec.predict or []:
+        other = source_of(DataSpec(source=name))
+        if other.labels != source.labels or "train" in other.splits:
+            raise UserError(
+                f"data.predict: source {name!r} has not the labels of {spec.source!r}, or rows to "
+                f"train on"
+            )
+        for part, rows in open_source(other, DataSpec(source=name)).splits.items():
+            found[part] = _part(rows, part, spec, name, other)
+    return found
+
+
+def _part(
+    rows: Iterable[Row], part: str, spec: DataSpec, name: str, source: AnySource
+) -> list[Row]:
+    """Rows of a further part, with all their labels or with none."""
+    made = list(_labelled(rows, part, name, source, hidden=True))
+    first = next((where for where, row in made if "label" not in row), None)
+    if first is None:
+        chosen = (row for _, row in made if in_slice(canonical_json(row), spec))
+        return list(islice(chosen, spec.validation_documents))
+    for where, row in made:
+        if "label" in row:
+            raise UserError(f"{where}: a label, but that of {first} is hidden ({HIDDEN})")
+    return [row for _, row in made]
+
+
+def _labelled(
+    rows: Iterable[Row], part: str, name: str, source: AnySource, hidden: bool = False
+) -> Iterator[tuple[str, Row]]:
+    """Rows under our names with the words that say where each stands, their fields checked.
+
+    Args:
+        rows: with the official fields.
+        part: they are of.
+        name: of the source.
+        source: its entry.
+        hidden: whether a row may hide its label; it then comes without one.
+    """
+    for place, row in numbered(rows, part):
+        where = f"source {name!r}, {place}"
+        made = {role: row[official] for role, official in source.fields.items()}
+        for role in made.keys() - {"label"}:
+            if not isinstance(made[role], str):
+                raise UserError(f"{where}: the field {source.fields[role]!r} holds no text")
+        label = made.pop("label")
+        if label != HIDDEN:
+            made["label"] = _label(label, source.labels, where)
+        elif not hidden:
+            raise UserError(
+                f"{where}: the label is hidden ({HIDDEN}): an unlabelled part can neither be "
+                f"trained nor scored on"
+            )
+        yield where, made
+
+
+def _label(label: Any, names: list[str] | None, where: str) -> int | float:
+    """The number of a class, or the value of a regression."""
+    if names is None:
+        if not isinstance(label, int | float) or not math.isfinite(label):
             raise UserError(f"{where}: the label {label!r} is no number")
-        made["label"] = float(label)
-    elif label in source.labels:
-        made["label"] = source.labels.index(label)
-    elif not isinstance(label, int) or not 0 <= label < len(source.labels):
+        return float(label)
+    if label in names:
+        return names.index(label)
+    if not isinstance(label, int) or not 0 <= label < len(names):
         raise UserError(
-            f"{where}: the label {label!r} is neither a number from 0 to "
-            f"{len(source.labels) - 1} nor one of {source.labels}"
+            f"{where}: the label {label!r} is neither a number from 0 to {len(names) - 1} nor one "
+            f"of {names}"
         )
-    return made
+    return label
 
 
 def _origin_rows(

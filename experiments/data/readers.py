@@ -163,17 +163,18 @@ def _fingerprint(rows: list[Row]) -> str:
 def find_files(path: Path, source: AnySource) -> dict[str, list[Path]]:
     """The data files of each split under ``path``.
 
-    ``path`` is one file (then it is ``train``), or a folder. In a folder, files belong to the
-    split whose official name their name begins with or contains between marks, as on the hub:
-    ``train.parquet``, ``c4-train.00000-of-01024.json.gz``. The subfolder named like the source's
-    ``config`` is looked into where the folder itself holds none.
+    ``path`` is one file (then it is the first split, ``train``), or a folder. In a folder, files
+    belong to the split whose official name their name begins with or contains between marks, as on
+    the hub: ``train.parquet``, ``c4-train.00000-of-01024.json.gz``. The subfolder named like the
+    source's ``config`` is looked into where the folder itself holds none.
 
     Raises:
-        UserError: no such path, or no file of the training split in it.
+        UserError: no such path, or no file of the first split in it.
     """
+    first = next(iter(source.splits))
     if path.is_file():
         _builder(path)
-        return {"train": [path]}
+        return {first: [path]}
     if not path.is_dir():
         raise UserError(f"data path {path}: no such file or folder")
     folders = [path]
@@ -187,12 +188,12 @@ def find_files(path: Path, source: AnySource) -> dict[str, list[Path]]:
             matching = [file for file in data_files if name.search(file.name)]
             if matching:
                 found[ours] = matching
-        if "train" in found:
+        if first in found:
             return found
     here = sorted(file.name for file in path.glob("[!.]*"))[:8]
     raise UserError(
-        f"{path}: no file of the split {source.splits['train']!r} "
-        f"(named like {source.splits['train']}.parquet or .json.gz); it holds: {', '.join(here)}"
+        f"{path}: no file of the split {source.splits[first]!r} "
+        f"(named like {source.splits[first]}.parquet or .json.gz); it holds: {', '.join(here)}"
     )
 
 

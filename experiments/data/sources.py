@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, RootModel, StringConstraints, model_validator
+from pydantic import Field, PositiveInt, RootModel, StringConstraints, model_validator
 
 from experiments.errors import UserError, nearest
-from experiments.spec import DataSpec, Name, Strict, load
+from experiments.spec import DataSpec, Name, RunSpec, Strict, load
 
 SOURCES_FILE = Path(__file__).resolve().parents[2] / "data" / "sources.yaml"
 LOCAL = SOURCES_FILE.parent / "local"  # <source>: a folder, a file, or a link to one
@@ -26,6 +26,11 @@ ROLES: dict[str, tuple[set[str], set[str]]] = {
 }
 
 
+# What a classification can be measured by; a regression by the correlations.
+CLASS_METRICS = {"accuracy", "f1", "matthews"}
+REGRESSION_METRICS = {"pearson", "spearman"}
+
+
 class Source(Strict):
     """What all kinds of source say.
 
@@ -34,10 +39,13 @@ class Source(Strict):
         task: what the rows are for.
         licence: of the text.
         fields: role of a column (``ROLES``) to its official name.
-        splits: ``train`` and ``validation`` to their official names.
+        splits: ``train`` and ``validation`` to their official names; of a classification, further
+            parts that are evaluated, or predicted where their labels are hidden.
         labels: names of the classes in the order of their numbers; none for a regression.
         leave_out_unanswered: of an instruction source whose publishers left some answers empty:
             such rows are left out and counted. Elsewhere an empty answer is an error.
+        metrics: the official ones of a classification; first the one that tables rank by.
+        train_rows: of the official training part.
         fingerprint: SHA-256 of the whole corpus, where it is known.
     """
 
@@ -48,6 +56,8 @@ class Source(Strict):
     splits: dict[str, str]
     labels: list[str] | None = None
     leave_out_unanswered: bool = False
+    metrics: list[str] = []
+    train_rows: PositiveInt | None = None
     fingerprint: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
 
     @model_validator(mode="after")
@@ -61,6 +71,15 @@ class Source(Strict):
             )
         if self.task == "instruction" and ("output" in self.fields) == ("instances" in self.fields):
             raise ValueError("'fields' of task 'instruction' hold one of 'output' and 'instances'")
+        return self
+
+    @model_validator(mode="after")
+    def _metrics(self) -> Self:
+        allowed = CLASS_METRICS if self.labels else REGRESSION_METRICS
+        if self.task != "classification":
+            allowed = set()
+        if not set(self.metrics) <= allowed or bool(self.metrics) != bool(allowed):
+            raise ValueError(f"'metrics': expected some of {sorted(allowed)}, got {self.metrics}")
         return self
 
 
@@ -108,6 +127,24 @@ def local_path(spec: DataSpec) -> Path | None:
         return Path(spec.path)
     found = LOCAL / spec.source
     return found.resolve() if found.exists() or found.is_symlink() else None
+
+
+def check_score(run: RunSpec, where: str) -> None:
+    """Refuses a score that is none of the official metrics of the run's labelled rows.
+
+    Args:
+        run: of any task; only fine-tuning is measured so.
+        where: file and study, or the run, for the message.
+
+    Raises:
+        UserError: it names the metrics.
+    """
+    source = source_of(run.data)
+    if run.score and run.task == "finetune" and run.score.metric not in source.metrics:
+        raise UserError(
+            f"{where}: score.metric: source {run.data.source!r} is measured by "
+            f"{' or '.join(source.metrics)}, not by {run.score.metric!r}"
+        )
 
 
 @cache

@@ -1,14 +1,17 @@
 """Labelled rows: official splits as they are, labels checked, the origin task honest."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from experiments.data import load_classification
 from experiments.data.prepare import prepare
+from experiments.data.sources import load_sources
 from experiments.errors import UserError
 from experiments.spec import DataSpec
 
@@ -99,11 +102,112 @@ def test_names_of_labels_become_their_numbers(tmp_path: Path) -> None:
     assert load_classification(tmp_path / "out")[0]["train"]["label"] == [1, 0]
 
 
-@pytest.mark.parametrize("label", [-1, 2, "same", None])
-def test_a_wrong_label_is_named_with_its_row(tmp_path: Path, label: Any) -> None:
-    path = glue_like(tmp_path / "glue", [MRPC, {**MRPC, "label": label}], [MRPC])
-    with pytest.raises(UserError, match="'glue_mrpc', train row 2: the label .* is neither"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label": 2}, "the label 2 is neither"),
+        ({"label": "same"}, "the label 'same' is neither"),
+        ({"label": None}, "the label None is neither"),
+        ({"label": -1}, r"the label is hidden \(-1\): an unlabelled part can neither be trained"),
+        ({"sentence2": None}, "the field 'sentence2' holds no text"),
+    ],
+)
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_a_wrong_row_is_named_with_its_file(
+    tmp_path: Path, changes: dict[str, Any], message: str, part: str
+) -> None:
+    parts = {"train": [MRPC] * 3, "validation": [MRPC] * 3}
+    parts[part] = [MRPC, {**MRPC, **changes}, MRPC]
+    path = glue_like(tmp_path / "glue", **parts)
+    with pytest.raises(UserError, match=rf"{part}-00000-of-00001\.jsonl, row 2: {message}"):
         prepare(DataSpec(source="glue_mrpc", path=str(path)), tmp_path / "out")
+
+
+@pytest.mark.parametrize("label", ["4.0", None, math.nan, -1.0])
+def test_a_wrong_score_of_a_regression_is_named(tmp_path: Path, label: Any) -> None:
+    rows = [{**MRPC, "label": 2.5}, {**MRPC, "label": label}]
+    frame = pd.DataFrame({key: [row[key] for row in rows] for key in MRPC})
+    if isinstance(label, str):
+        frame["label"] = frame.label.astype(str)
+    frame.to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(
+        UserError, match=r"train\.parquet, row [12]: the label .*(no number|hidden)"
+    ):
+        prepare(DataSpec(source="stsb_subset", path=str(tmp_path)), tmp_path / "out")
+
+
+def test_a_missing_field_and_a_broken_line_are_named(tmp_path: Path) -> None:
+    short = {key: value for key, value in MRPC.items() if key != "sentence2"}
+    path = glue_like(tmp_path / "a", [short], [MRPC])
+    with pytest.raises(UserError, match=r"train-.*jsonl: no field 'sentence2'.* did you mean"):
+        prepare(DataSpec(source="glue_mrpc", path=str(path)), tmp_path / "out")
+    path = glue_like(tmp_path / "b", [MRPC] * 2, [MRPC])
+    with (path / "mrpc" / "train-00000-of-00001.jsonl").open("a") as file:
+        file.write('{"sentence1": "cut sh')
+    with pytest.raises(UserError, match=r"train-.*jsonl: broken after row \d"):
+        prepare(DataSpec(source="glue_mrpc", path=str(path)), tmp_path / "out")
+
+
+NLI = {"premise": "Some of them.", "hypothesis": "None.", "label": 2, "idx": 0}
+
+
+def nli(local: Path, **parts: list[dict[str, Any]]) -> None:
+    """MNLI and AX as `data/local` holds them after `hf download`."""
+    for source, config in (("glue_mnli", "mnli"), ("glue_ax", "ax")):
+        (local / source / config).mkdir(parents=True)
+    for part, rows in parts.items():
+        home = "glue_ax/ax" if part == "test" else "glue_mnli/mnli"
+        write_rows(local / home / f"{part}-00000-of-00001.jsonl", rows)
+
+
+def test_mnli_has_two_measured_parts_and_ax_is_to_be_answered(tmp_path: Path, local: Path) -> None:
+    nli(
+        local,
+        train=[{**NLI, "label": n % 3} for n in range(9)],
+        validation_matched=[{**NLI, "label": 0}] * 4,
+        validation_mismatched=[{**NLI, "label": 1}] * 5,
+        test=[{**NLI, "label": -1}] * 6,
+    )
+    spec = DataSpec(source="glue_mnli", predict=["glue_ax"], validation_documents=4)
+    manifest = prepare(spec, tmp_path / "out")
+    splits, labels, _ = load_classification(tmp_path / "out")
+    assert labels == ["entailment", "neutral", "contradiction"]
+    assert manifest["unlabelled"] == ["ax"]
+    assert {name: len(rows) for name, rows in splits.items()} == {
+        "train": 9, "validation": 4, "validation_mismatched": 4, "ax": 6,
+    }  # fmt: skip
+    assert splits["validation"]["label"] == [0] * 4
+    assert splits["validation_mismatched"]["label"] == [1] * 4
+    assert splits["ax"].column_names == ["text", "text_pair"]
+
+
+@pytest.mark.parametrize(
+    ("part", "rows", "predict", "message"),
+    [
+        ("validation_mismatched", [], "glue_ax", "the validation_mismatched part has no rows"),
+        ("validation_mismatched", None, "glue_ax", "no file of 'validation_mismatched'"),
+        (
+            "validation_mismatched",
+            [NLI, NLI | {"label": -1}],
+            "glue_ax",
+            "row 1: a label, but that",
+        ),
+        ("test", [], "glue_ax", "the ax part has no rows"),
+        ("test", [NLI], "glue_mrpc", "source 'glue_mrpc' has not the labels of 'glue_mnli'"),
+    ],
+)
+def test_a_part_that_is_wrong_is_named(
+    tmp_path: Path,
+    local: Path,
+    part: str,
+    rows: list[dict[str, Any]] | None,
+    predict: str,
+    message: str,
+) -> None:
+    parts = dict.fromkeys(("train", "validation_matched", "validation_mismatched", "test"), [NLI])
+    nli(local, **{name: r for name, r in (parts | {part: rows}).items() if r is not None})
+    with pytest.raises(UserError, match=message):
+        prepare(DataSpec(source="glue_mnli", predict=[predict]), tmp_path / "out")
 
 
 def test_an_empty_part_is_refused(tmp_path: Path) -> None:
@@ -170,13 +274,20 @@ def test_real_mrpc(shared: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "path", "rows"),
     [
-        ("glue_wnli", "glue/wnli", {"train": 635, "validation": 71}),
-        ("glue_stsb", "glue/stsb_subset", {"train": 3999, "validation": 875}),
-        ("glue_qnli", "glue/qnli/validation.parquet", {"train": 5189, "validation": 274}),
+        ("glue_wnli", "wnli", {"train": 635, "validation": 71}),
+        ("stsb_subset", "stsb_subset", {"train": 3999, "validation": 875}),
+        ("qnli_dev_split", "qnli", {"train": 5189, "validation": 274}),
+        ("standin_cola_blimp", "standin_cola_blimp", {"train": 13400, "validation": 2680}),
+        ("standin_sst2_uci", "standin_sst2_uci", {"train": 2396, "validation": 600}),
+        ("standin_rte_sick", "standin_rte_sick", {"train": 4500, "validation": 500}),
+        ("standin_mnli_snli", "standin_mnli_snli", {"train": 9842, "validation": 9824}),
     ],
 )
 def test_real_glue_files(
-    shared: Path, tmp_path: Path, source: str, path: str, rows: dict[str, int]
+    shared: Path, tmp_path: Path, local: Path, source: str, path: str, rows: dict[str, int]
 ) -> None:
-    manifest = prepare(DataSpec(source=source, path=str(shared / "data" / path)), tmp_path / "out")
+    (local / source).symlink_to(shared / "data" / "glue" / path)
+    manifest = prepare(DataSpec(source=source), tmp_path / "out")
+    declared = load_sources()[source].train_rows
+    assert declared in (None, manifest["splits"]["train"]["rows"])
     assert {name: part["rows"] for name, part in manifest["splits"].items()} == rows

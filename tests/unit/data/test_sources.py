@@ -1,12 +1,13 @@
 """The table of sources and the words for what is wrong in one."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.data.sources import load_sources, source_of
+from experiments.data.sources import Sources, load_sources, source_of
 from experiments.errors import UserError
-from experiments.spec import DataSpec
+from experiments.spec import DataSpec, parse
 
 
 def test_the_table_is_valid_and_names_the_official_fields() -> None:
@@ -29,12 +30,55 @@ def test_the_table_is_valid_and_names_the_official_fields() -> None:
             "qqp",
             "stsb",
             "mnli",
-            "mnli_mismatched",
+            "ax",
             "qnli",
             "rte",
             "wnli",
         )
     }
+
+
+def test_glue_has_the_official_classes_metrics_and_sizes() -> None:
+    # From the table of the GLUE paper and the features of nyu-mll/glue on the hub.
+    expected = {
+        "cola": ("unacceptable acceptable", "matthews", 8551),
+        "sst2": ("negative positive", "accuracy", 67349),
+        "mrpc": ("not_equivalent equivalent", "f1 accuracy", 3668),
+        "qqp": ("not_duplicate duplicate", "accuracy f1", 363846),
+        "stsb": ("", "pearson spearman", 5749),
+        "mnli": ("entailment neutral contradiction", "accuracy", 392702),
+        "qnli": ("entailment not_entailment", "accuracy", 104743),
+        "rte": ("entailment not_entailment", "accuracy", 2490),
+        "wnli": ("not_entailment entailment", "accuracy", 635),
+        "ax": ("entailment neutral contradiction", "matthews", None),
+    }
+    for task, (labels, metrics, rows) in expected.items():
+        source = load_sources()[f"glue_{task}"]
+        assert source.id == "nyu-mll/glue" and source.config == task
+        assert (source.labels or []) == labels.split(), task
+        assert source.metrics == metrics.split() and source.train_rows == rows, task
+    assert load_sources()["glue_mnli"].splits == {
+        "train": "train",
+        "validation": "validation_matched",
+        "validation_mismatched": "validation_mismatched",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": ["a", "b"]}, r"expected some of \['accuracy', 'f1', 'matthews'\], got \[\]"),
+        ({"metrics": ["accuracy"]}, r"expected some of \['pearson', 'spearman'\]"),
+        ({"task": "text", "fields": {"text": "t"}, "metrics": ["f1"]}, r"expected some of \[\]"),
+    ],
+)
+def test_metrics_fit_the_labels(changes: dict[str, Any], message: str) -> None:
+    entry = {
+        "title": "t", "kind": "local", "task": "classification", "licence": "l",
+        "fields": {"text": "t", "label": "l"}, "splits": {"train": "train"},
+    }  # fmt: skip
+    with pytest.raises(UserError, match=message):
+        parse(Sources, {"mine": entry | changes}, "sources.yaml")
 
 
 def test_an_unknown_source_is_answered_with_the_nearest() -> None:

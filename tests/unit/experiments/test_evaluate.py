@@ -1,9 +1,11 @@
 """Evaluation against closed forms and scikit-learn."""
 
 import math
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score
@@ -79,6 +81,25 @@ class Classifier(nn.Module):
         return SimpleNamespace(loss=nn.functional.cross_entropy(logits, labels), logits=logits)
 
 
+class Regressor(Classifier):
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(
+            loss=nn.functional.mse_loss(logits.squeeze(-1), labels), logits=logits
+        )
+
+
+def in_batches(logits: torch.Tensor, labels: torch.Tensor) -> Iterator[evaluate.Batch]:
+    """Batches of 16 rows."""
+    return evaluate.batches(
+        list(zip(logits, labels, strict=True)),
+        16,
+        lambda part: {
+            "logits": torch.stack([row[0] for row in part]),
+            "labels": torch.stack([row[1] for row in part]),
+        },
+    )
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("constant", [False, True])
 def test_classification_metrics_are_scikit_learns(classes: int, constant: bool) -> None:
@@ -87,22 +108,61 @@ def test_classification_metrics_are_scikit_learns(classes: int, constant: bool) 
     if constant:  # one class predicted throughout, and not class 1: F1 of an absent class is 0
         logits[:, 0] = 10
     labels = torch.tensor(draw.integers(classes, size=50))
-    rows = [(logits[i], labels[i]) for i in range(50)]
-    batches = evaluate.batches(
-        rows,
-        16,
-        lambda part: {
-            "logits": torch.stack([row[0] for row in part]),
-            "labels": torch.stack([row[1] for row in part]),
-        },
-    )
-    found = evaluate.classification(Classifier(), batches)
+    found = evaluate.classification(Classifier(), in_batches(logits, labels))
     predicted = logits.argmax(1)
     assert found["accuracy"] == accuracy_score(labels, predicted)
     average = {2: "binary", 4: "macro"}[classes]
     assert found["f1"] == f1_score(labels, predicted, average=average, zero_division=0)
     whole = nn.functional.cross_entropy(logits, labels).item()
     assert found["loss"] == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("case", ["random", "one class predicted", "one class there", "all wrong"])
+def test_matthews_is_its_formula_on_the_counts(case: str) -> None:
+    draw = np.random.default_rng(3)
+    predicted, labels = draw.integers(2, size=(2, 60))
+    if case == "one class predicted":
+        predicted[:] = 1
+    elif case == "one class there":
+        labels[:] = 0
+    elif case == "all wrong":
+        predicted = 1 - labels
+    logits = torch.nn.functional.one_hot(torch.tensor(predicted), 2).double()
+    found = evaluate.classification(Classifier(), in_batches(logits, torch.tensor(labels)))
+    tp, tn, fp, fn = (
+        float(((predicted == p) & (labels == y)).sum()) for p, y in ((1, 1), (0, 0), (1, 0), (0, 1))
+    )
+    product = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
+    expected = (tp * tn - fp * fn) / math.sqrt(product) if product else 0.0
+    assert found["matthews"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_correlations_with_ties_are_those_of_numpy_and_pandas() -> None:
+    draw = np.random.default_rng(4)
+    labels = draw.integers(0, 6, size=70) / 1.0  # many ties, as STS-B has
+    predicted = np.float32(np.round(labels + draw.normal(size=70), 1))
+    found = evaluate.regression(
+        Regressor(), in_batches(torch.tensor(predicted)[:, None], torch.tensor(labels))
+    )
+    assert found["pearson"] == pytest.approx(np.corrcoef(predicted, labels)[0, 1], abs=1e-12)
+    ranks = pd.DataFrame({"predicted": predicted, "labels": labels}).rank()
+    expected = np.corrcoef(ranks.predicted, ranks.labels)[0, 1]
+    assert found["spearman"] == pytest.approx(expected, abs=1e-12)
+    assert found["loss"] == pytest.approx(np.mean((predicted - labels) ** 2), rel=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "constant"), [(20, "predicted"), (20, "labels"), (1, "")])
+def test_an_undefined_correlation_is_zero(rows: int, constant: str) -> None:
+    predicted, labels = torch.rand(2, rows)
+    {"predicted": predicted, "labels": labels}.get(constant, torch.empty(0)).fill_(0.3)
+    found = evaluate.regression(Regressor(), in_batches(predicted[:, None], labels))
+    assert (found["pearson"], found["spearman"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("measure", [evaluate.classification, evaluate.regression])
+def test_no_rows_no_metrics(measure: Callable[..., dict[str, float]]) -> None:
+    with pytest.raises(ValueError, match="nothing to evaluate"):
+        measure(Classifier(), iter([]))
 
 
 def test_perplexity_of_a_huge_loss_is_infinite() -> None:
