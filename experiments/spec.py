@@ -28,16 +28,17 @@ class TokenizerSpec(Strict):
     """Which tokenizer turns text into ids.
 
     Attributes:
-        kind: ``bpe`` (byte-level BPE trained on the training documents), ``hub`` (by ``id``),
+        kind: ``bpe`` (byte-level BPE trained on the training documents), ``unigram`` (T5's kind of
+            model, trained on them, bytes for rare characters), ``hub`` (by ``id``),
             ``local`` (folder or ``tokenizer.json`` at ``path``), ``package`` (files inside the
             installed distribution ``id``).
-        vocab_size: number of entries, for ``bpe`` only.
+        vocab_size: number of entries, for those that are trained.
         id: name on the hub, or distribution name.
         revision: hub revision (commit, tag or branch).
         path: local folder or file.
     """
 
-    kind: Literal["bpe", "hub", "local", "package"]
+    kind: Literal["bpe", "unigram", "hub", "local", "package"]
     vocab_size: PositiveInt | None = None
     id: str | None = None
     revision: str | None = None
@@ -45,17 +46,23 @@ class TokenizerSpec(Strict):
 
     @model_validator(mode="after")
     def _one_way_to_find_it(self) -> Self:
-        needed = {"bpe": "vocab_size", "hub": "id", "local": "path", "package": "id"}[self.kind]
+        others = {"hub": "id", "local": "path", "package": "id"}
+        needed = others.get(self.kind, "vocab_size")
         given = {k for k in ("vocab_size", "id", "path") if getattr(self, k) is not None}
         if given != {needed}:
             raise ValueError(f"a tokenizer of kind {self.kind!r} takes {needed!r} and no other key")
         return self
 
     @property
+    def trained(self) -> bool:
+        """Whether it is trained on the training documents, and not had from elsewhere."""
+        return self.kind in ("bpe", "unigram")
+
+    @property
     def label(self) -> str:
         """Short name for file names: ``bpe2048``, ``t5-base``."""
-        if self.kind == "bpe":
-            return f"bpe{self.vocab_size}"
+        if self.trained:
+            return f"{self.kind}{self.vocab_size}"
         stem = (self.id or self.path or "").rstrip("/").split("/")[-1]
         return "".join(c if c.isalnum() or c in "_.-" else "-" for c in stem.lower())
 

@@ -246,7 +246,11 @@ def _data(study: Study, task: TaskFile, model: ModelSpec, where: str) -> spec.Da
     if task.task == "pretrain":
         content.setdefault("sequence_length", study.train.sequence_length)
         tokenizer = content.get("tokenizer")
-        if isinstance(tokenizer, dict) and tokenizer.get("kind") == "bpe" and model.shape:
+        if (
+            isinstance(tokenizer, dict)
+            and tokenizer.get("kind") in ("bpe", "unigram")
+            and model.shape
+        ):
             content["tokenizer"] = {"vocab_size": model.shape.get("vocab_size"), **tokenizer}
     return spec.parse(spec.DataSpec, content, where)
 

@@ -146,7 +146,7 @@ def _fill(
             **corpus.origin,
         },
         **content,
-        "versions": {name: metadata.version(name) for name in ("datasets", "tokenizers", "numpy")},
+        "versions": {name: metadata.version(name) for name in TOOLS},
     }
 
 
@@ -213,6 +213,8 @@ class Texts:
         return (text for text in texts if in_slice(text, self.spec))
 
 
+# Whose versions the manifest names.
+TOOLS = ("datasets", "tokenizers", "sentencepiece", "numpy")
 # By task of the source: what a prepared folder is called, and who fills it.
 KINDS = {
     "text": ("tokens", _tokens),

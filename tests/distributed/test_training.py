@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 
 from experiments import pretrain, processes, rundir, session, spec, training
@@ -39,6 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
 CASES = [(name, "ddp") for name in METHODS] + [
     (name, "fsdp2") for name in METHODS if name != "zero1_adamw"
 ]
+LAUNCH = Path(__file__).resolve().parents[2] / "config" / "accelerate"
 INTERRUPTED = ("gwt", "fsdp2"), ("zero1_adamw", "ddp")
 
 
@@ -196,18 +199,43 @@ def test_what_cannot_be_divided_is_named_and_the_first_process_speaks(two) -> No
         assert "FSDP2 shards the states itself: use adamw" in found["refused"]
 
 
-def test_torchrun(root, two, tmp_path) -> None:
-    """The command as the workflow starts it."""
-    (tmp_path / "run.yaml").write_text(spec.to_yaml(run_of(root, "gwt", "fsdp2")))
-    call = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    call += ["--nproc-per-node", "2", "-m", "experiments.pretrain"]
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ACCELERATE = ["accelerate.commands.launch", "--config_file", str(LAUNCH / "cpu.yaml")]
+
+
+@pytest.mark.parametrize(
+    "launcher, parallel",
+    [
+        (TORCHRUN, "fsdp2"),
+        pytest.param(ACCELERATE, "fsdp2", marks=pytest.mark.slow),
+        pytest.param(ACCELERATE, "ddp", marks=pytest.mark.slow),
+    ],
+    ids=["torchrun-fsdp2", "accelerate-fsdp2", "accelerate-ddp"],
+)
+def test_launchers(root, two, tmp_path, launcher, parallel) -> None:
+    """The command as the workflow starts it, and as accelerate does, to the same bits."""
+    (tmp_path / "run.yaml").write_text(spec.to_yaml(run_of(root, "gwt", parallel)))
+    call = [sys.executable, "-m", *launcher, "-m", "experiments.pretrain"]
     call += [str(tmp_path / "run.yaml"), str(tmp_path / "run")]
     call += ["--data", str(root / "prepared"), "--work", str(tmp_path / "work")]
     done = subprocess.run(call, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert sorted(os.listdir(tmp_path / "run")) == sorted(rundir.FILES)
-    assert rows(tmp_path) == rows(two[0] / "gwt-fsdp2")
+    assert rows(tmp_path) == rows(two[0] / f"gwt-{parallel}")
+    ours, theirs = summary(tmp_path), summary(two[0] / f"gwt-{parallel}")
+    assert ours["weights_sha256"] == theirs["weights_sha256"]
     assert not (tmp_path / "work" / "checkpoints").exists()
+
+
+def test_accelerate_reads_the_launch_files() -> None:
+    """With its own loader, which refuses unknown keys; none divides the model itself."""
+    files = sorted(LAUNCH.glob("*.yaml"))
+    assert [file.stem for file in files] == ["cpu", "gpus"]
+    for file in files:
+        config = load_config_from_file(str(file))
+        assert config.distributed_type == DistributedType.MULTI_GPU  # torchrun's processes
+        assert (config.mixed_precision, config.fsdp_config, config.num_machines) == ("no", {}, 1)
+        assert config.use_cpu == (file.stem == "cpu")
 
 
 def test_batches_that_processes_cannot_share(monkeypatch, root) -> None:
