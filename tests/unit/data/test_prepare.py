@@ -336,7 +336,7 @@ def test_too_little_text_for_one_row(spec: DataSpec, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"source": "text_files", "tokenizer": BPE, "sequence_length": 16}, "needs 'path'"),
+        ({"source": "text_files", "tokenizer": BPE, "sequence_length": 16}, "or give 'path'"),
         ({"source": "c4", "path": "x"}, "needs a 'tokenizer'"),
         ({"source": "glue_rte", "tokenizer": BPE, "sequence_length": 16}, "takes no 'tokenizer'"),
         ({"source": "mmlu"}, "task 'choice', which cannot be prepared yet"),
