@@ -32,7 +32,7 @@ import pandas as pd
 from pydantic import Field
 from torch import nn
 
-from experiments import spec, suites
+from experiments import rundir, spec, suites
 from experiments.errors import UserError, command_line
 from memopt import catalog
 from memopt.accounting import Report, convention, convert, predict, shapes
@@ -61,6 +61,7 @@ class PrintedRow(spec.Strict):
     part: Literal["weights", "gradients", "states", "projections"] | None = None
     unit: str | None = None
     dtype: str | None = None
+    shared: Annotated[int, Field(ge=1)] = 1
     computed: bool | None = None
     reason: str = ""
 
@@ -160,7 +161,7 @@ def _printed_row(table: PrintedTable, row: PrintedRow, model: str, value: str) -
     dtype = row.dtype or rule.dtype
     arguments = _stored(row.method, row.arguments, rule.storage)
     report = _predicted(model, row.method, dtype, json.dumps(arguments), row.targets)
-    counted = report.counted(rule, row.part)
+    counted = -(-report.counted(rule, row.part) // row.shared)
     ours = convert(counted, unit)
     agreement = agrees(ours, value)
     return (
@@ -227,7 +228,8 @@ def table(suite: str | None) -> pd.DataFrame:
 
 
 def write(frame: pd.DataFrame, out: Path) -> None:
-    """Writes a table whole or not at all."""
+    """Writes a table whole or not at all; its ``attrs`` name the commit that computed it."""
+    frame.attrs |= rundir.commit()
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.partial")
     frame.to_parquet(partial, index=False)

@@ -11,7 +11,8 @@ precisions; ``least``, the same code on small stand-ins, with nothing to compare
 
 ``steps.parquet`` has one row a figure. Columns:
 
-- ``study``: ``lomo_table1``, ``coap_figure2``, ``micro_batches``, ``largest_model``.
+- ``study``: ``lomo_table1``, ``coap_figure2``, ``galore_table11``, ``micro_batches``,
+  ``largest_model``.
 - ``source``, ``where``: the paper and its table or figure.
 - ``model``, ``method``, ``arguments`` (JSON), ``dtype``, ``batch`` (sequences in a micro-batch),
   ``seq``, ``micro_batches``, ``checkpointing``, ``in_backward``, ``processes``, ``memory`` (bytes).
@@ -92,6 +93,7 @@ class File(spec.Strict):
 
     lomo_table1: Table
     coap_figure2: Table
+    galore_table11: Table
 
 
 def parts(whole: Step) -> dict[str, int]:
@@ -235,7 +237,7 @@ def narrowed(file: File, breadth: str) -> File:
         ]
         return table.model_copy(update={"model": "llama_micro", "workload": work, "rows": rows})
 
-    return File(lomo_table1=small(file.lomo_table1), coap_figure2=small(file.coap_figure2))
+    return File(**{study: small(getattr(file, study)) for study in File.model_fields})
 
 
 def _small(row: Row) -> dict[str, Any]:
@@ -244,10 +246,7 @@ def _small(row: Row) -> dict[str, Any]:
 
 def table(file: File, breadth: str) -> pd.DataFrame:
     """All rows of ``steps.parquet``."""
-    rows = [
-        *paper_rows("lomo_table1", file.lomo_table1),
-        *paper_rows("coap_figure2", file.coap_figure2),
-    ]
+    rows = [row for study in File.model_fields for row in paper_rows(study, getattr(file, study))]
     precisions = PRECISIONS if breadth == "all" else PRECISIONS[:1]
     models = {"least": (STAND_IN,), "less": ADAMA_MODELS[:1], "all": ADAMA_MODELS}[breadth]
     for model in models:

@@ -60,7 +60,8 @@ def derive_adapter(
         targets: as in `memopt.param_groups`.
         arguments: of the constructor.
     """
-    optimizer = entry.build(twin, targets, _hurried(entry, arguments))
+    with torch.device("meta"):  # peft makes adapters on the default device before it moves them
+        optimizer = entry.build(twin, targets, _hurried(entry, arguments))
     with FakeTensorMode():
         fake = {
             id(p): _fake(_alike(p)) for group in optimizer.param_groups for p in group["params"]

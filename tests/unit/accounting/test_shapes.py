@@ -136,8 +136,43 @@ def test_sit_has_the_count_of_its_paper() -> None:
     assert round(own / 1e6) == 675
 
 
+def transformer(width: int, context: int, depth: int, outer: int) -> int:
+    """Weights of a transformer of latent diffusion, by hand: the norm, two projections, blocks."""
+    own, crossed = 4 * width**2 + width, 2 * width**2 + 2 * context * width + width
+    gated = width * 8 * width + 8 * width + 4 * width * width + width
+    return 2 * width + 2 * (outer + width) + depth * (own + crossed + gated + 3 * 2 * width)
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "expected"),
+    [
+        ("ldm_imagenet", "down_blocks.3", transformer(960, 512, 1, 960**2)),
+        ("controlnet_sdxl", "down_blocks.2", transformer(1280, 2048, 10, 1280**2)),
+        ("controlnet_sdxl", "down_blocks.1", transformer(640, 2048, 2, 640**2)),
+    ],
+)
+def test_transformers_of_diffusion_models(name: str, level: str, expected: int) -> None:
+    model = shapes.module_of(name)
+    for attention in model.get_submodule(f"{level}.attentions"):
+        assert sum(p.numel() for p in attention.parameters()) == expected
+
+
+def test_latent_diffusion_has_the_counts_of_its_sources() -> None:
+    counts = {
+        name: sum(p.numel() for p in shapes.module_of(name).parameters())
+        for name in ("ldm_imagenet", "controlnet_sdxl")
+    }
+    assert counts == {name: shapes.parameters(name) for name in counts}
+    # arXiv 2112.10752: 400 M; the published float16 file of the ControlNet: 2.5 GB. COAP's figures
+    # for two moments of every weight: 3.0 and 9.3 GiB
+    assert round(counts["ldm_imagenet"] / 1e6, -1) == 400
+    assert round(2 * counts["controlnet_sdxl"] / 1e9, 1) == 2.5
+    assert [round(8 * count / 2**30, 1) for count in counts.values()] == [3.0, 9.3]
+
+
 def test_every_shape_is_checked_against_something() -> None:
-    assert sorted([*TEXT_SHAPES, *UNETS, "sit_xl_2"]) == sorted(shapes.names())
+    others = ["sit_xl_2", "ldm_imagenet", "controlnet_sdxl"]
+    assert sorted([*TEXT_SHAPES, *UNETS, *others]) == sorted(shapes.names())
 
 
 def test_every_source_of_a_configuration_gives_the_same(tmp_path) -> None:
