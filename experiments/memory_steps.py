@@ -29,13 +29,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
 from experiments import memory, spec, suites
-from experiments.errors import command_line
+from experiments.errors import UserError, command_line
 from memopt import catalog
 from memopt.accounting import convert, shapes, step, trace
 from memopt.accounting.fit import Step
@@ -60,6 +61,7 @@ CARDS = (16 * 10**9, 32 * 10**9, 80 * 10**9)  # V100, V100, A100
 PROCESSES = 8
 TIMELINES = ("adamw", "lomo", "adalomo", "adama", "gwt")
 POINTS = 300
+DEPTHS = (4, 8)  # layers from which deeper models are told
 DEEP = {"batch": 8, "seq": 128, "micro_batches": 8}  # of the largest model; a choice of ours
 Part = Literal["weights", "gradients", "states", "activations", "sum", "peak"]
 
@@ -176,42 +178,72 @@ def largest_rows(
     head = {"study": "largest_model", "source": "AdamA", "where": "abstract: 1.26 to 3.14 times"}
     for dtype in precisions:
         for method in ADAMA_METHODS:
+            deepest_of_all = 1
             for processes in (1, PROCESSES):
                 for memory_bytes in cards:
                     layers = deepest(model, method, dtype, processes, memory_bytes)
+                    deepest_of_all = max(deepest_of_all, layers)
                     whole = deep(model, method, dtype, layers)
                     row = {
                         **head, **_what(whole, model, {}), "processes": processes,
                         "memory": memory_bytes, "in_backward": False,
                     }  # fmt: skip
+                    peak = int(peak_by_line(model, method, dtype, processes, layers))
                     yield {**row, "part": "layers", "value": layers}
                     yield {**row, "part": "parameters", "value": whole.report.elements}
-                    yield {**row, "part": "peak", "value": _shared(whole, processes)}
+                    yield {**row, "part": "peak", "value": peak}
+            check_line(model, method, dtype, deepest_of_all)
 
 
+@cache
 def deep(model: str, method: str, dtype: str, layers: int) -> Step:
     """A step of the model with another number of layers."""
     config = shapes.named(model) | {"num_hidden_layers": layers}
     return step(config, method, dtype, **DEEP)
 
 
-def _shared(whole: Step, processes: int) -> int:
+def _shared(whole: Step, processes: int) -> float:
     """The peak of one of several processes, its states divided among them (ZeRO-1)."""
     states = whole.report.states
-    return whole.peak - states + -(-states // processes)
+    return whole.peak - states + states / processes
+
+
+def _line(model: str, method: str, dtype: str, processes: int) -> tuple[float, float]:
+    """The peak without layers, and what each layer adds: from two small depths."""
+    low, high = DEPTHS
+    small, large = (_shared(deep(model, method, dtype, n), processes) for n in DEPTHS)
+    slope = (large - small) / (high - low)
+    return small - low * slope, slope
+
+
+def peak_by_line(model: str, method: str, dtype: str, processes: int, layers: int) -> float:
+    """The peak with so many layers, of one of several processes."""
+    fixed, slope = _line(model, method, dtype, processes)
+    return fixed + slope * layers
 
 
 def deepest(model: str, method: str, dtype: str, processes: int, limit: int) -> int:
-    """The most layers whose peak is within a limit: by two depths, then checked at the result."""
-    low, high = 4, 8
-    small, large = (_shared(deep(model, method, dtype, n), processes) for n in (low, high))
-    slope = (large - small) / (high - low)
-    layers = max(int(low + (limit - small) // slope), 1)
-    while _shared(deep(model, method, dtype, layers), processes) > limit and layers > 1:
-        layers -= 1
-    while _shared(deep(model, method, dtype, layers + 1), processes) <= limit:
-        layers += 1
-    return layers
+    """The most layers whose peak is within a limit; 0 if not even one is."""
+    fixed, slope = _line(model, method, dtype, processes)
+    return max(int((limit - fixed) // slope), 0)
+
+
+def check_line(model: str, method: str, dtype: str, layers: int) -> None:
+    """A pass with so many layers: the peak must lie on the line through the two small depths.
+
+    Bytes at each moment are linear in the depth, and a peak is the largest of them: a convex
+    function. Where three depths lie on one line, so do all between.
+
+    Raises:
+        UserError: it does not.
+    """
+    ours = deep(model, method, dtype, layers).peak
+    expected = peak_by_line(model, method, dtype, 1, layers)
+    if round(expected) != ours:
+        raise UserError(
+            f"{model}, {method}, {dtype}: a step with {layers} layers takes {ours:,} bytes, but "
+            f"{DEPTHS} layers promise {expected:,.0f}: its largest model cannot be told from them"
+        )
 
 
 def timeline_rows(file: File, methods: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from experiments import memory_steps, spec, suites
+from experiments.errors import UserError
 from memopt import METHODS
 from memopt.accounting import step
 
@@ -21,7 +22,8 @@ def test_columns_are_the_documented_ones() -> None:
 
 
 def test_printed_figures_name_methods_of_the_catalog(file: memory_steps.File) -> None:
-    assert {row.method for row in (*file.lomo_table1.rows, *file.coap_figure2.rows)} <= set(METHODS)
+    tables = [getattr(file, study) for study in memory_steps.File.model_fields]
+    assert {row.method for table in tables for row in table.rows} <= set(METHODS)
 
 
 def test_every_suite_has_a_breadth() -> None:
@@ -59,12 +61,19 @@ def test_micro_batches_are_whole_steps() -> None:
 
 
 def test_deepest_model_fits_and_a_deeper_one_does_not() -> None:
-    limit = 10**9
-    layers = memory_steps.deepest("minilm_l6", "adama", "float32", 1, limit)
-    fits, over = (
-        memory_steps.deep("minilm_l6", "adama", "float32", n).peak for n in (layers, layers + 1)
-    )
+    limit, given = 10**9, ("minilm_l6", "adama", "float32")
+    layers = memory_steps.deepest(*given, 1, limit)
+    fits, over = (memory_steps.deep(*given, n).peak for n in (layers, layers + 1))
     assert layers > 6
     assert fits <= limit < over
+    assert fits == round(memory_steps.peak_by_line(*given, 1, layers))
+    memory_steps.check_line(*given, layers)
     alone = memory_steps.deepest("minilm_l6", "adamw", "float32", 1, limit)
-    assert alone < layers < memory_steps.deepest("minilm_l6", "adama", "float32", 8, limit)
+    assert alone < layers < memory_steps.deepest(*given, 8, limit)
+
+
+def test_a_peak_off_the_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = memory_steps.peak_by_line
+    monkeypatch.setattr(memory_steps, "peak_by_line", lambda *given: line(*given) + 1)
+    with pytest.raises(UserError, match="cannot be told"):
+        memory_steps.check_line("minilm_l6", "adama", "float32", 12)

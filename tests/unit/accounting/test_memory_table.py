@@ -73,9 +73,15 @@ def test_every_printed_figure_is_met_or_explained(frame: pd.DataFrame) -> None:
     assert rows[rows.agreement == "not computed"].bytes.isna().all()
 
 
+TABLES_THAT_AGREE = (
+    *("gwt_c4", "gwt_c4_states", "lomo_parts"),
+    *("coap_llama", "coap_code", "coap_ldm"),
+)
+
+
 def test_tables_that_must_agree_do(frame: pd.DataFrame) -> None:
     met = ["printed digits", "within 0.1 %"]
-    for name in ("gwt_c4", "gwt_c4_states", "coap_llama", "coap_code", "lomo_parts"):
+    for name in TABLES_THAT_AGREE:
         rows = frame[(frame.table == name) & (frame.agreement != "not computed")]
         assert len(rows) > 0
         assert rows.agreement.isin(met).all(), name
@@ -121,6 +127,14 @@ def test_a_bad_row_is_named(row: dict, words: list[str]) -> None:
         assert word in str(caught.value)
 
 
+def test_parts_are_shared_among_gpus() -> None:
+    whole, eighth = (
+        next(memory.printed_rows(one_table(shared=n, reason="other", part="states")))
+        for n in (1, 8)
+    )
+    assert eighth["bytes"] == -(-whole["bytes"] // 8)
+
+
 @pytest.mark.parametrize("row", [{"values": {"llama_60m": "1,5"}}, {"argument": {}}])
 def test_a_malformed_row_is_refused(row: dict) -> None:
     with pytest.raises(UserError):
@@ -131,7 +145,9 @@ def test_command_writes_parquet(tmp_path, monkeypatch, frame: pd.DataFrame) -> N
     out = tmp_path / "new" / "memory.parquet"
     monkeypatch.setattr("sys.argv", ["memory", str(out), "--suite", "smoke"])
     memory._main()
-    pd.testing.assert_frame_equal(pd.read_parquet(out), frame)
+    written = pd.read_parquet(out)
+    pd.testing.assert_frame_equal(written, frame)
+    assert set(written.attrs) == {"commit", "dirty"}
     assert [path.name for path in out.parent.iterdir()] == ["memory.parquet"]
 
 
