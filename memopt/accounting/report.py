@@ -57,8 +57,8 @@ class GroupBytes:
 class Report:
     """Bytes that training one model with one optimizer holds between and during updates.
 
-    Activations are not in it, nor module buffers (see docs/memory.md). `transient` comes on top
-    of `total` for the moment of an update.
+    Activations are not in it, nor module buffers (see docs/memory.md). `total` is what stays from
+    step to step, and the gradients; `transient` comes on top of it for the moment of an update.
 
     Attributes:
         source: ``"predicted"`` or ``"measured"``.
@@ -127,7 +127,12 @@ class Report:
 
     @property
     def total(self) -> int:
-        """Weights, gradients, states and projections together."""
+        """Weights, gradients, states and projections: what training keeps.
+
+        Not in it: `transient`, which an update needs for a moment on top (``total + transient`` is
+        the most without activations), and activations. The peak of a whole step is
+        `memopt.accounting.step`'s ``.peak``.
+        """
         return self.weights + self.gradients + self.states + self.projections
 
     def counted(self, convention: Convention, part: str | None = None) -> int:

@@ -13,6 +13,7 @@ from .errors import FigureError
 PARTS = ["weights", "states", "projections", "gradients"]
 COUNTED = "weights+states+projections"  # what GaLore-style memory columns print
 COMPUTED = ("printed digits", "within 0.1 %", "differs")
+NOT_COMPUTED = "not computed"
 SIXTEEN_BIT = ("bfloat16", "weight's dtype", "none")
 
 
@@ -110,14 +111,19 @@ def computed(memory: pd.DataFrame) -> pd.DataFrame:
 
 
 def comparison(memory: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the table: the printed figure, ours, the difference and its reason."""
-    rows = computed(memory).assign(difference=lambda t: t.ours - t.printed)
+    """Rows of the table: the printed figure, ours, the difference and its reason.
+
+    Printed figures that we cannot compute stand last, with the reason.
+    """
+    rows = pd.concat([computed(memory), memory[memory.agreement == NOT_COMPUTED]])
+    rows["difference"] = rows.ours - rows.printed
     rows["source"] = [source_name(row) for row in rows.itertuples()]
     rows["model"] = rows.model.map(pretty)
-    rows["label"] = [style.look(m).label for m in rows.method]
+    # what we do not compute may be none of our methods
+    rows["label"] = [style.LOOKS[m].label if m in style.LOOKS else m for m in rows.method]
     rows["storage"] = rows.storage.replace({"weight's dtype": "as weights"})
     rows["counted"] = rows.part.str.replace("+", " + ", regex=False)
-    rows["setting"] = [settings(a) for a in rows.arguments]
+    rows["setting"] = [settings(a) for a in rows.arguments.fillna("")]
     keep = ["source", "where", "model", "method", "label", "setting", "storage", "counted", "unit"]
     keep += ["printed", "ours", "difference", "difference_percent", "agreement", "reason"]
     return rows[keep].reset_index(drop=True)
@@ -140,7 +146,8 @@ def pretty(model: str) -> str:
 
 
 def agreement(rows: pd.DataFrame) -> str:
-    """How many printed figures are met, in words."""
+    """How many of the printed figures that we compute are met, in words."""
+    rows = rows[rows.agreement != NOT_COMPUTED]
     counts = rows.agreement.value_counts()
     unknown = [a for a in counts.index if a not in COMPUTED]
     if unknown:

@@ -17,6 +17,7 @@ from .errors import FigureError
 from .printed import pretty, settings
 
 PARTS = ["weights", "gradients", "states", "activations"]
+PAPERS = ["lomo_table1", "coap_figure2", "galore_table11"]  # studies that copy a printed table
 # kinds of memopt.accounting.tracing, in the order in which they are stacked
 KINDS = ["weights", "states", "gradients", "activations", "temporaries", "other"]
 COLORS = {
@@ -248,19 +249,20 @@ def largest(steps: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def comparison(steps: pd.DataFrame) -> pd.DataFrame:
-    """LOMO's and COAP's figures beside ours, in GiB; parts that nobody printed are left out."""
-    rows = steps[steps.study.isin(["lomo_table1", "coap_figure2"])].copy()
+    """The papers' figures beside ours, in the printed unit; what nobody printed is left out."""
+    rows = steps[steps.study.isin(PAPERS)].copy()
     stats.require(rows, "steps of the papers (steps.parquet)", ["value"])
     shown = rows[rows.printed.notna()] if rows.printed.notna().any() else rows
     shown = shown.assign(
         configuration=[configuration(row) for row in shown.itertuples()],
-        ours=[value / GIB for value in shown.value],
+        ours=shown.ours.fillna(shown.value.astype(float) / GIB),
+        unit=shown.unit.fillna("GiB"),
         model=shown.model.map(pretty),
         reason=shown.reason.fillna(""),
     )
     shown["difference"] = shown.ours - shown.printed
-    keep = ["source", "model", "configuration", "dtype", "part", "printed", "ours", "difference"]
-    return shown[[*keep, "agreement", "reason"]].reset_index(drop=True)
+    keep = ["source", "model", "configuration", "dtype", "part", "unit", "printed", "ours"]
+    return shown[[*keep, "difference", "agreement", "reason"]].reset_index(drop=True)
 
 
 def shares(steps: pd.DataFrame) -> pd.DataFrame:

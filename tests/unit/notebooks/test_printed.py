@@ -49,8 +49,9 @@ def test_an_inferred_value_gives_way_to_a_printed_one(memory: pd.DataFrame) -> N
 
 def test_the_comparison_shows_difference_and_reason(memory: pd.DataFrame) -> None:
     rows = printed.comparison(memory)
-    assert len(rows) == 3  # what cannot be computed is left to the list of printed figures
-    assert rows.difference.tolist() == [-30, 0, 0]
+    assert rows.difference[:3].tolist() == [-30, 0, 0]
+    assert rows.label[3] == "coap ratio 2" and pd.isna(rows.ours[3])
+    assert rows.reason[3] == "no such shape"
     assert rows.reason[0] == "one 10 % too high | made up"
     assert printed.agreement(rows).startswith("2 of 3 agree")
 
