@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import tomllib
 from collections.abc import Iterable
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -27,6 +25,7 @@ from experiments.epochs import in_updates
 from experiments.errors import UserError, command_line, nearest
 from experiments.files import write_if_changed
 from experiments.hyperparameters import MethodChoice, MethodFile, check_arguments
+from experiments.shapes import shapes
 from experiments.spec import MethodSpec, ModelSpec, Name, Resources, RunSpec, Seeds, Strict
 from experiments.starts import ModelChoice
 from experiments.tuning import TunedFile
@@ -159,16 +158,6 @@ def _read(kind: type[Strict], folder: str, name: str) -> Any:
     if name not in names(folder):
         raise UserError(f"unknown {folder.rstrip('s')} {name!r}{nearest(name, names(folder))}")
     return spec.load(kind, HOME / folder / f"{name}.yaml")
-
-
-@cache
-def shapes() -> dict[str, Any]:
-    """All named shapes; read without importing memopt, which would import torch."""
-    package = find_spec("memopt")
-    if package is None or not package.submodule_search_locations:
-        raise UserError("the package memopt is not installed: pip install -e .")
-    path = Path(package.submodule_search_locations[0]) / "accounting" / "shapes.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def model_spec(name: str) -> ModelSpec:
