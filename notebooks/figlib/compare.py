@@ -144,7 +144,7 @@ def pareto(table: pd.DataFrame) -> Figure:
     lines.plain_log(axis)
     axis.set_xlim(-0.25, shown.bytes_per_weight.max() * 1.04)
     fig.draw_without_rendering()
-    _named_points(axis, shown.sort_values("perplexity"))
+    named_points(axis, shown.sort_values("perplexity"), "perplexity")
     axis.set_xlabel("Bytes of optimizer state per weight of the model")
     axis.set_ylabel("Held-out perplexity (log scale)")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -158,23 +158,29 @@ def front_of(table: pd.DataFrame) -> pd.DataFrame:
     return ordered[(ordered.perplexity <= best) & ~best.duplicated()]
 
 
-def _named_points(axis: Axes, points: pd.DataFrame) -> None:
-    """A marker a method, named at the right edge at its height with a line to it."""
+def named_points(axis: Axes, points: pd.DataFrame, value: str) -> None:
+    """A marker a method, named at the right edge at its height with a line to it.
+
+    Args:
+        axis: with its limits set.
+        points: by ``value``; ``method``, ``label`` and ``bytes_per_weight`` beside it.
+        value: column of the heights; what lies above the axis is drawn at its top.
+    """
     top = axis.get_ylim()[1]
     to_points = 72 / axis.figure.dpi
-    heights = [min(v, top) for v in points.perplexity]
+    heights = [min(v, top) for v in points[value]]
     wanted = axis.transData.transform([(0, v) for v in heights])[:, 1] * to_points
     shifts = lines.spread_out(wanted) - wanted
     right = axis.get_xlim()[1]
     for shift, height, row in zip(shifts, heights, points.itertuples(), strict=True):
-        look = style.look(row.method)
-        above = row.perplexity > top
+        look, number = style.look(row.method), getattr(row, value)
+        above = number > top
         axis.plot(
             row.bytes_per_weight, height, look.marker, color=look.color, ms=7,
             markeredgecolor="white", clip_on=False, zorder=3,
         )  # fmt: skip
         axis.annotate(
-            f"{row.label}  {style.digits(row.perplexity, 4)}{' ↑' if above else ''}",
+            f"{row.label}  {style.digits(number, 4)}{' ↑' if above else ''}",
             (right, height),
             xytext=(16, shift),
             textcoords="offset points",

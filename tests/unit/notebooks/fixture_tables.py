@@ -16,6 +16,8 @@ from experiments.memory import COLUMNS as MEMORY_COLUMNS
 from experiments.memory_steps import COLUMNS as STEPS_COLUMNS
 from experiments.results import METRICS as METRICS_COLUMNS
 
+from . import fixture_vision
+
 METHODS = {  # name -> (arguments, end of the loss curve in nats, bytes of state)
     "adamw": ({}, 3.60, 3_700_000),
     "gwt": ({"level": 2}, 3.66, 1_650_000),
@@ -218,7 +220,9 @@ def write(folder: Path, seeds: int = 1) -> None:
     """Write the tables as the workflow does."""
     folder.mkdir(parents=True, exist_ok=True)
     runs, metrics = tables(seeds)
-    runs = pd.concat([runs, sweep(), ablation()], ignore_index=True)
+    images, updates = map(pd.DataFrame, fixture_vision.tables(run_row))
+    runs = pd.concat([runs, sweep(), ablation(), images], ignore_index=True)
+    metrics = pd.concat([metrics, updates], ignore_index=True)
     runs.to_parquet(folder / "runs.parquet", index=False)
     metrics.to_parquet(folder / "metrics.parquet", index=False)
     memory().to_parquet(folder / "memory.parquet", index=False)
