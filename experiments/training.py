@@ -217,6 +217,7 @@ def train(
     if processes.first():
         shutil.rmtree(staging, ignore_errors=True)
     processes.wait()
+    schedule = schedules.scheduler(run.train, len(task.rows), task.references, optimizer)
     trainer = RunTrainer(
         model=task.model,
         args=_arguments(run, staging),
@@ -224,10 +225,7 @@ def train(
         train_dataset=Order(task.rows, run.train.steps * run.train.batch_size, run.seeds.data),
         eval_dataset=task.rows,  # Trainer asks for one; `evaluate` brings its own
         callbacks=[recorder, *trackers.callbacks(track, run.run_id, work, done)],
-        optimizers=(
-            optimizer,
-            schedules.scheduler(run.train, len(task.rows), task.references, optimizer),
-        ),
+        optimizers=(optimizer, schedule),
     )
     trainer.held_out = task.evaluate_parts
     trainer.clock = recorder.clock
