@@ -138,7 +138,9 @@ def summary(
     """The content of ``summary.json``; measured bytes are those of the first process."""
     sharded.settle(task.model)
     measured = accounting.measure(task.model, optimizer)
-    held_out = scores.summary(run.score, metrics.rows(), outcome.final)
+    # the others have not written the rows, and their summary is not used
+    spec_of_score = run.score if processes.first() else None
+    held_out = scores.summary(spec_of_score, metrics.rows(), outcome.final)
     rows = outcome.steps * run.train.batch_size
     return {
         "run_id": run.run_id,
