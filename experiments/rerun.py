@@ -72,6 +72,15 @@ def train(run: RunSpec, root: Path) -> Path:
     return folder
 
 
+def hand_on(start: RunSpec, root: Path) -> None:
+    """Trains the run that another starts from, and puts its model where that looks for it."""
+    from experiments.export import export  # with torch and transformers
+
+    folder = train(start, root)
+    data = tables.ROOT / "data" / "prepared" / start.data.data_id
+    export(folder, root / "work" / start.run_id, data)
+
+
 def differing(
     row: pd.Series, metrics: pd.DataFrame, new_row: pd.Series, new_metrics: pd.DataFrame
 ) -> list[str]:
@@ -134,7 +143,10 @@ def rerun(folder: Path, run_id: str, root: Path) -> tuple[list[str], list[str]]:
     """
     runs, metrics = results.read_tables(folder)
     row = row_of(runs, run_id)
-    new_runs, new_metrics = results.collect([train(tables.run_spec(row), root)])
+    run = tables.run_spec(row)
+    if run.model.run:  # tables hold no weights: those that it starts from are trained again, too
+        hand_on(tables.run_spec(row_of(runs, run.model.run)), root)
+    new_runs, new_metrics = results.collect([train(run, root)])
     old = metrics[metrics.run_id == run_id].reset_index(drop=True)
     return differing(row, old, new_runs.iloc[0], new_metrics), conditions(row, new_runs.iloc[0])
 

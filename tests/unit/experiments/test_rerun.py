@@ -86,6 +86,33 @@ def test_an_unknown_row_is_named(tmp_path: Path) -> None:
     assert spec.to_plain(tables.run_spec(row))["method"]["name"] == "adamw"
 
 
+def test_what_a_run_starts_from_is_trained_and_handed_on_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, then = (run_folder(tmp_path, m, 0) for m in ("adamw", "gwt"))
+    for folder in (start, then):
+        (folder / "provenance.json").write_text(json.dumps(provenance(torch="2.13.0")))
+    for name, table in zip(("runs", "metrics"), results.collect([start, then]), strict=True):
+        table.to_parquet(tmp_path / f"{name}.parquet")
+    from_start = {"model": spec.ModelSpec(name="tiny", run=start.name)}
+    read = tables.run_spec
+
+    def run_spec(row: pd.Series) -> spec.RunSpec:
+        run = read(row)
+        return run.model_copy(update=from_start) if row.method == "gwt" else run
+
+    done: list[str] = []
+    monkeypatch.setattr(tables, "run_spec", run_spec)
+    monkeypatch.setattr(
+        rerun, "train", lambda run, root: [done.append(f"train {run.method.name}"), then][1]
+    )
+    monkeypatch.setattr(
+        "experiments.export.export", lambda folder, work, data: done.append(f"export {work.name}")
+    )
+    assert rerun.rerun(tmp_path, then.name, tmp_path / "new")[0] == []
+    assert done == ["train adamw", f"export {start.name}", "train gwt"]
+
+
 def provenance(torch: str) -> dict:
     known = dict.fromkeys(results.PROVENANCE, "p") | {"dirty": False}
     return known | {"versions": {"torch": torch}, "machine": {"cores": 2}}
