@@ -103,7 +103,9 @@ def suite_rows(suite: str) -> Iterator[dict[str, Any]]:
     """Formula rows of everything that a suite trains on a model of a named shape."""
     seen = set()
     for run in suites.expand(suite):
-        model, method, dtype = run.model.name, run.method.name, run.train.dtype
+        model, method = run.model.name, run.method.name
+        # under autocast weights, gradients and states are float32
+        dtype = run.train.dtype.replace("bfloat16_autocast", "float32")
         arguments = dict(run.method.args)
         if catalog.get(method).timing == "in backward":
             arguments["micro_batches"] = run.train.micro_batches  # as training tells it

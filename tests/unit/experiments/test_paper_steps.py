@@ -19,6 +19,8 @@ def combinations() -> dict[str, tuple[str, str, dict]]:
     """Model, method and arguments of the suite, each once."""
     found = {}
     for run in suites.expand("paper"):
+        if run.task != "pretrain":
+            continue
         arguments = json.dumps(run.method.args, sort_keys=True)
         key = f"{run.model.name}-{run.method.name}-{arguments}"
         found[key] = (run.model.name, run.method.name, run.method.args)
