@@ -58,15 +58,15 @@ def last_half(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.step >= rows.step.max() / 2]
 
 
-def draw(axis: Axes, rows: pd.DataFrame, x: str) -> None:
-    """One line a series, with its interval over seeds where there is one."""
+def draw(axis: Axes, rows: pd.DataFrame, x: str, y: str = "perplexity") -> None:
+    """One line a series, with its interval over seeds (``low`` to ``high``) where there is one."""
     series = list(rows.groupby("label", sort=False))
     for index, (label, line) in enumerate(series):
         look = style.look(line.method.iloc[0])
         every = max(1, len(line) // MARKERS_PER_LINE)
         axis.plot(
             line[x],
-            line.perplexity,
+            line[y],
             color=look.color,
             linestyle=look.dash,
             marker=look.marker,

@@ -23,22 +23,12 @@ def over_seeds(runs: pd.DataFrame, value: str, how: str) -> pd.DataFrame:
 
 def pretraining(runs: pd.DataFrame) -> pd.DataFrame:
     """Quality and memory of each method, best perplexity first within a model."""
-    facts = _facts(runs, ["final_unigram_perplexity", "final_papers_biased_loss"])
+    facts = facts_of(runs, ["final_unigram_perplexity", "final_papers_biased_loss"])
     table = over_seeds(runs, "final_validation_loss", "exp").rename(columns={"value": "perplexity"})
     table = table.merge(facts, on=KEYS, validate="one_to_one")
     table["papers_biased_perplexity"] = np.exp(table.pop("final_papers_biased_loss"))
     table = table.rename(columns={"final_unigram_perplexity": "unigram_perplexity"})
     return table.sort_values(["study", "model", "perplexity"], kind="stable", ignore_index=True)
-
-
-def finetuning(runs: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy and F1 of each method beside the majority class, best accuracy first."""
-    facts = _facts(runs, ["final_f1", "final_majority_accuracy"])
-    table = over_seeds(runs, "final_accuracy", "as is").rename(columns={"value": "accuracy"})
-    table = table.merge(facts, on=KEYS, validate="one_to_one")
-    table = table.rename(columns=lambda c: c.removeprefix("final_"))
-    order = ["study", "model", "accuracy"]
-    return table.sort_values(order, ascending=[True, True, False], kind="stable", ignore_index=True)
 
 
 def step_time(runs: pd.DataFrame, reference: str = "adamw") -> pd.DataFrame:
@@ -69,7 +59,7 @@ def state_bytes(runs: pd.DataFrame) -> pd.DataFrame:
     return stats.in_order(table.reset_index()).sort_values("parameters", kind="stable")
 
 
-def _facts(runs: pd.DataFrame, averaged: list[str]) -> pd.DataFrame:
+def facts_of(runs: pd.DataFrame, averaged: list[str]) -> pd.DataFrame:
     """What stands beside the main number: averages over seeds, and what seeds share."""
     return (
         runs.groupby(KEYS, sort=False)

@@ -133,7 +133,7 @@ def test_second_expansion_touches_no_file(tmp_path: Path) -> None:
         ("adalomo]", "adalom]", "unknown method 'adalom'; did you mean 'adalomo'?"),
         ("task: pydocs", "task: pydoc", "unknown task 'pydoc'; did you mean 'pydocs'?"),
         ("seeds:", "sedes:", "ci.yaml: unknown key 'studies.0.sedes'; did you mean 'seeds'?"),
-        ("[llama_micro]", "[roberta_base]", "has no learning rate for the model 'roberta_base'"),
+        ("[llama_micro]", "[llama_3b]", "has no learning rate for the model 'llama_3b'"),
         ("[0]", "[0, 0]", "is listed twice"),
         ("max_documents: 2000", "max_document: 2000", "did you mean 'max_documents'?"),
     ],

@@ -74,7 +74,7 @@ def run_row(run_id: str, task: str, model: str, method: str, seed: int) -> dict:
 
 
 def tables(seeds: int = 1) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Runs and metrics of a pretraining study of seven methods and a fine-tuning study of two."""
+    """Runs and metrics of pretraining with seven methods, of fine-tuning and instruction tuning."""
     runs, metrics = [], []
     for method, (_, end, _) in METHODS.items():
         for seed in range(seeds):
@@ -107,12 +107,57 @@ def tables(seeds: int = 1) -> tuple[pd.DataFrame, pd.DataFrame]:
                     "final_unigram_perplexity": np.exp(UNIGRAM),
                 }
             )
-    for method, accuracy in {"adamw": 0.71, "gwt": 0.69}.items():
-        run = run_row(f"main-bert-{method}-s0", "finetune", "bert", method, 0)
-        run |= {"final_accuracy": accuracy, "final_f1": accuracy - 0.02, "parameters": 22_700_000}
-        run |= {"final_majority_accuracy": 0.25, "state_bytes_measured": 90_000_000}
-        runs.append(run | {"state_bytes_predicted": 90_000_000, "weights_bytes": 90_000_000})
+    for made in (_finetuned(seeds), _instructed(seeds)):
+        runs += made[0]
+        metrics += made[1]
     return pd.DataFrame(runs), pd.DataFrame(metrics, columns=list(METRICS_COLUMNS))
+
+
+def _finetuned(seeds: int) -> tuple[list[dict], list[dict]]:
+    """A task of GLUE with its F1, and one of the project's own with its accuracy."""
+    runs, metrics = [], []
+    for study, data, metric in (("mrpc", "glue_mrpc", "f1"), ("own", "made_up", "accuracy")):
+        for method, end in {"adamw": 0.81, "gwt": 0.79, "adalomo": 0.74}.items():
+            for seed in range(seeds):
+                run = run_row(f"{study}-bert-{method}-s{seed}", "finetune", "bert", method, seed)
+                run |= {"study": study, "data_id": f"{data}-rows-00000000"}
+                run |= {"parameters": 22_700_000, "weights_bytes": 90_000_000}
+                states = 30 * METHODS[method][2]
+                run |= {"state_bytes_measured": states, "state_bytes_predicted": states}
+                for step in range(EVERY, STEPS + 1, EVERY):
+                    score = end - 0.01 * np.sin(seed) - 0.3 * np.exp(-step / 60)
+                    found = {"accuracy": score - 0.02, "f1": score - 0.02, metric: score}
+                    metrics.append(_held_out(run, step, 1 - score) | found)
+                found |= {"majority_accuracy": 0.25, "score": score}
+                runs.append(
+                    run
+                    | {f"final_{name}": value for name, value in found.items()}
+                    | {"score_metric": metric, "final_validation_loss": 1 - score}
+                )
+    return runs, metrics
+
+
+def _instructed(seeds: int) -> tuple[list[dict], list[dict]]:
+    """Instruction tuning of three methods."""
+    runs, metrics = [], []
+    for method, end in {"adamw": 2.2, "lomo": 2.9, "adalomo": 2.4}.items():
+        for seed in range(seeds):
+            run = run_row(f"talk-nano-{method}-s{seed}", "instruct", "nano", method, seed)
+            run |= {"study": "talk", "data_id": "made_up-rows-11111111"}
+            for step in range(EVERY, STEPS + 1, EVERY):
+                loss = end + 0.02 * np.sin(seed) + 2 * np.exp(-step / 60)
+                metrics.append(_held_out(run, step, loss))
+            found = {"validation_loss": loss, "perplexity": np.exp(loss), "score": np.exp(loss)}
+            found |= {"untuned_perplexity": np.exp(5.0), "mmlu_choice_accuracy": 0.26}
+            found = {f"final_{name}": value for name, value in found.items()}
+            runs.append(run | found | {"score_metric": "perplexity"})
+    return runs, metrics
+
+
+def _held_out(run: dict, step: int, loss: float) -> dict:
+    labels = {key: run[key] for key in ("run_id", "study", "model", "method")}
+    numbers = {"step": step, "tokens": step * TOKENS_PER_STEP, "loss": loss, "lr": 0.001}
+    return labels | {"seed": run["seeds_weights"], "split": "validation"} | numbers
 
 
 def sweep() -> pd.DataFrame:
@@ -217,9 +262,13 @@ def timeline() -> pd.DataFrame:
 
 
 def write(folder: Path, seeds: int = 1) -> None:
-    """Write the tables as the workflow does."""
+    """Write the tables, and beside them what tuned models said, as the workflow does."""
     folder.mkdir(parents=True, exist_ok=True)
     runs, metrics = tables(seeds)
+    for run_id in runs.run_id[runs.task == "instruct"]:
+        said = folder.parent / "runs" / run_id / "generations.jsonl"
+        said.parent.mkdir(parents=True, exist_ok=True)
+        said.write_text(json.dumps({"instruction": "Name a colour.", "answer": "Made | up."}))
     images, updates = map(pd.DataFrame, fixture_vision.tables(run_row))
     runs = pd.concat([runs, sweep(), ablation(), images], ignore_index=True)
     metrics = pd.concat([metrics, updates], ignore_index=True)
