@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from experiments import spec, starts
-from experiments.data.sources import check_score
+from experiments.data.sources import check_score, missing
 from experiments.epochs import in_updates
 from experiments.errors import UserError, command_line, nearest
 from experiments.files import write_if_changed
@@ -347,7 +347,8 @@ def write(suite: str, runs: list[RunSpec], out: Path) -> dict[str, Any]:
     """Writes ``runs/<run_id>.yaml`` and ``datasets/<data_id>.yaml`` where their content changed.
 
     Returns:
-        What the workflow plans with: ``suite``, ``runs``, ``datasets``.
+        What the workflow plans with: ``suite``, ``runs``, ``datasets`` (``missing``: what must be
+        put in place first).
     """
     datasets = {run.data.data_id: run.data for run in runs}
     for data_id, data in datasets.items():
@@ -371,7 +372,9 @@ def write(suite: str, runs: list[RunSpec], out: Path) -> dict[str, Any]:
             }
             for run in runs
         ],
-        "datasets": [{"data_id": data_id} for data_id in datasets],
+        "datasets": [
+            {"data_id": name, "missing": missing(data)} for name, data in datasets.items()
+        ],
     }
 
 

@@ -16,7 +16,14 @@ from typing import Any
 
 from experiments.data import packages
 from experiments.data.packages import Progress, Row
-from experiments.data.sources import AnySource, HubSource, NpmSource, PackageSource, local_path
+from experiments.data.sources import (
+    AnySource,
+    HubSource,
+    NpmSource,
+    PackageSource,
+    local_path,
+    missing,
+)
 from experiments.errors import UserError, nearest
 from experiments.files import canonical_json
 from experiments.spec import DataSpec
@@ -149,10 +156,7 @@ def open_source(
         splits = {ours: HubRows(source, name, commit) for ours, name in source.splits.items()}
         origin = {"id": source.id, "revision": source.revision, "commit": commit}
         return Corpus(splits, origin)
-    raise UserError(
-        f"source {spec.source!r}: its files are not in data/local/{spec.source}: put them, or a "
-        f"link to them, there, or give 'path' beside 'source' (data/README.md)"
-    )
+    raise UserError(str(missing(spec)))
 
 
 def _fingerprint(rows: list[Row]) -> str:

@@ -150,6 +150,19 @@ def check_score(run: RunSpec, where: str) -> None:
         )
 
 
+def missing(spec: DataSpec) -> str | None:
+    """What somebody must put in place before a source can be read; None if there is nothing."""
+    path = local_path(spec)
+    if path is None and isinstance(source_of(spec), LocalSource):
+        return (
+            f"source {spec.source!r}: its files are not in data/local/{spec.source}: put them, or "
+            f"a link to them, there, or give 'path' beside 'source' (data/README.md)"
+        )
+    if path is not None and not path.exists():
+        return f"source {spec.source!r}: {path} does not exist"
+    return None
+
+
 @cache
 def load_sources(path: Path = SOURCES_FILE) -> dict[str, AnySource]:
     """All sources by name."""

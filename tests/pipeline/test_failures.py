@@ -97,6 +97,13 @@ def test_a_machine_too_small_is_refused_before_the_start(
     assert not (fresh.root / "trained.log").exists()
 
 
+def test_missing_data_is_named_before_the_start(fresh: Project) -> None:
+    fresh.edit("suite.json", '"runs": [', '"missing": "source x: no files", "runs": [')
+    refusal = fresh.refusal(TABLES)
+    assert "lacks data. source x: no files." in refusal and "--config only=" in refusal
+    assert not (fresh.root / "trained.log").exists()
+
+
 def test_a_part_that_fits_is_run(fresh: Project) -> None:
     fresh.edit("suite.json", '"level": 2', '"threads": 64, "level": 2')
     fresh.run(TABLES, "--config", "only=adamw")

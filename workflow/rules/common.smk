@@ -149,10 +149,11 @@ def notebook_outputs():
 
 
 def preflight():
-    """Refuses to start what cannot be finished here: disk, and on this machine the rest."""
+    """Refuses to start what cannot be finished here: data, disk, and on this machine the rest."""
     waiting = [RUNS[run] for run in COLLECTED if not summary(run).exists()]
     if not waiting:
         return
+    check_data({run["data_id"] for run in waiting})
     if workflow.local_exec:
         check_machine(waiting)
     # A run frees its checkpoints at its end; so many lie on the disk as runs go on at once.
@@ -169,6 +170,22 @@ def preflight():
             f"suite '{SUITE}' needs about {need:,} MB of disk for checkpoints and weights, and "
             f"{RESULTS.resolve()} has {free:,} MB free. Free some, make results/ a symbolic "
             "link to a larger disk, or run a part: --config only=MODEL/METHOD"
+        )
+
+
+def check_data(wanted):
+    """Names the files that nobody can fetch, before other runs have trained for hours."""
+    lacking = {
+        data["missing"]
+        for data in PLAN["datasets"]
+        if data["data_id"] in wanted
+        and data.get("missing")
+        and not Path(f"data/prepared/{data['data_id']}/manifest.json").exists()
+    }
+    if lacking:
+        stop(
+            f"suite '{SUITE}' lacks data. {'; '.join(sorted(lacking))}. Or run a part that has "
+            "its data: --config only=STUDY"
         )
 
 

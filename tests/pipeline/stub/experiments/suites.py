@@ -42,5 +42,6 @@ for run in content["runs"]:
 for dataset in content["datasets"]:
     write(out / "datasets" / f"{dataset}.yaml", "{}")
 runs = [run for run in runs if only in run["run_id"]]
-datasets = [{"data_id": name} for name in content["datasets"]]
+missing = content.get("missing")
+datasets = [{"data_id": name, "missing": missing} for name in content["datasets"]]
 print(json.dumps({"suite": suite, "runs": runs, "datasets": datasets}))
