@@ -11,7 +11,6 @@ from experiments.printed_scores import PrintedFile, cells
 
 from . import rows, stats, style
 from .bundle import Columns
-from .errors import FigureError
 
 METRICS = {  # column of runs.parquet without `final_` -> heading
     "accuracy": "Accuracy",
@@ -33,6 +32,14 @@ def data_name(data_id: str) -> str:
     A stand-in keeps its own name, which is never that of a task of GLUE.
     """
     return data_id.rsplit("-", 2)[0].removeprefix("glue_")
+
+
+def with_scores(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs made before tables had scores (some are in git) are ranked by their accuracy."""
+    old = runs.score_metric.isna() if "score_metric" in runs else pd.Series(True, runs.index)
+    metric = runs.get("score_metric", old).where(~old, "accuracy")
+    score = runs.get("final_score", runs.final_accuracy).where(~old, runs.final_accuracy)
+    return runs.assign(score_metric=metric, final_score=score.astype(float))
 
 
 def scores(runs: pd.DataFrame) -> pd.DataFrame:
@@ -136,17 +143,17 @@ def answers(runs: pd.DataFrame, folder: str | Path) -> pd.DataFrame:
 
     Args:
         runs: rows of runs.parquet.
-        folder: of the suite's runs.
-
-    Raises:
-        FigureError: a run has no ``generations.jsonl``.
+        folder: of the suite's runs. Tables in git have none: then one row a method says so.
     """
     first = runs.sort_values("seeds_weights", kind="stable").drop_duplicates(rows.KEYS)
     made = []
     for run in stats.in_order(first).itertuples():
         file = Path(folder) / str(run.run_id) / "generations.jsonl"
-        if not file.is_file():
-            raise FigureError(f"{file}: no such file; the folder of the run has its answers")
-        said = pd.read_json(file, lines=True).assign(study=run.study, model=run.model)
+        said = pd.DataFrame(
+            {"instruction": ["(all)"], "answer": ["(the run's folder is not here)"]}
+        )
+        if file.is_file():
+            said = pd.read_json(file, lines=True)
+        said = said.assign(study=run.study, model=run.model)
         made.append(said.assign(method=run.method, label=run.label, run_id=run.run_id))
     return pd.concat(made, ignore_index=True)
