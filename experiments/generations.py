@@ -72,9 +72,9 @@ def _answer(model: PreTrainedModel, template: Template, prompt: Prompt) -> dict[
     }
 
 
-def files(run_id: str, answers: list[dict[str, Any]]) -> dict[str, str]:
+def files(who: str, answers: list[dict[str, Any]]) -> dict[str, str]:
     """The answers as ``generations.jsonl`` and, to be read, ``generations.md``."""
-    parts = [f"# Greedy answers of {run_id}"]
+    parts = [f"# Greedy answers of {who}"]
     for answer in answers:
         given = [f"Input: {answer['input']}"] if answer["input"] else []
         how = "" if answer["ended"] else f"(not ended after {answer['tokens']} tokens)"

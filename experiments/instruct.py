@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from experiments import generations, models, packing, processes, session
+from experiments import generations, models, packing, processes, session, starts
 from experiments.data import load_instructions
 from experiments.errors import command_line
 from experiments.evaluate import batches, language_loss
@@ -48,7 +48,7 @@ def make_task(run: RunSpec, data_dir: Path) -> Task:
     def files(model: PreTrainedModel) -> dict[str, str]:
         prompts = generations.prompts()
         answers = generations.generate(model, template, prompts, asked.max_new_tokens)
-        return generations.files(run.run_id, answers)
+        return generations.files(starts.path_of(run), answers)
 
     return Task(
         model=model,
