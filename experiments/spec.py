@@ -295,6 +295,26 @@ class ScoreSpec(Strict):
     select: Literal["last", "best"]
 
 
+class BenchmarkSpec(Strict):
+    """A benchmark of language models (`experiments.benchmarks`).
+
+    Attributes:
+        benchmark: ``mmlu`` (multiple choice) or ``gsm8k`` (exact match).
+        path: folder of its files; default ``data/local/<benchmark>``, else the hub.
+        limit: questions, drawn once and for all from the whole set; default all.
+        shots: examples before each question.
+        batch_size: prompts a forward pass; other sizes round otherwise.
+        max_new_tokens: of an answer to ``gsm8k``.
+    """
+
+    benchmark: Literal["mmlu", "gsm8k"]
+    path: str | None = None
+    limit: PositiveInt | None = None
+    shots: Annotated[int, Field(ge=0)] = 5
+    batch_size: PositiveInt = 8
+    max_new_tokens: PositiveInt = 256
+
+
 class InstructSpec(Strict):
     """How instructions become rows, and what the tuned model is asked.
 
@@ -303,11 +323,13 @@ class InstructSpec(Strict):
         rows: ``padded``: one instruction a row; ``packed``: as many as fit, one after another, none
             of which sees another.
         max_new_tokens: longest answer to the fixed prompts at the end of the run.
+        evaluate: benchmarks that the tuned model is given at the end of the run.
     """
 
     template: Literal["alpaca", "chat"] = "alpaca"
     rows: Literal["padded", "packed"] = "padded"
     max_new_tokens: PositiveInt = 64
+    evaluate: list[BenchmarkSpec] | None = None
 
 
 class RunSpec(Strict):
