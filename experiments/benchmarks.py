@@ -1,6 +1,8 @@
 """Benchmarks of language models: MMLU by likelihood of the letters, GSM8K by exact match.
 
-    python -m experiments.benchmarks MODEL_DIR --benchmark mmlu --data DIR --limit 100
+    python -m experiments.benchmarks MODEL --benchmark mmlu --data DIR --limit 100
+
+MODEL is a folder with weights, config and tokenizer, or a file of ``experiments/models``.
 
 Prompts and counting are those of the benchmarks' authors and of lm-evaluation-harness (tasks
 ``mmlu`` and ``gsm8k``, strict match); `tests/parity/test_lm_eval.py` compares. Three differences: a
@@ -13,14 +15,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from experiments import likelihood, models, spec
+from experiments import likelihood, models, spec, suites
 from experiments.errors import UserError, command_line
+from experiments.files import content_hash
 from experiments.likelihood import encode, encode_pair
 from experiments.questions import BENCHMARKS, LETTERS, Question, final_number, load
 from experiments.scores import Metrics
@@ -32,27 +34,32 @@ CONFIDENCE = 0.95
 
 
 def run(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: BenchmarkSpec
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    asked: BenchmarkSpec,
+    questions: list[Question],
 ) -> dict[str, Any]:
     """Asks a model the questions of a benchmark.
 
     Args:
         model: causal; its device is used.
         tokenizer: of the model.
-        asked: which benchmark, from where, how many questions and examples.
+        asked: which benchmark, and how.
+        questions: what `experiments.questions.load` makes of ``asked``; loaded before a training,
+            so that missing data is found then and not after it.
 
     Returns:
-        ``benchmark``, ``metric``, ``metrics`` (see :func:`metrics`), ``shots``, ``fewer_shots``
-        (questions whose examples did not all fit), ``cut`` (questions that lost their own
-        beginning), ``subjects`` (score and number of questions of each), and ``questions``: per
-        question its ``subject``, ``answer``, what the model ``said``, ``right``, ``shots``, and
+        ``benchmark``, ``metric``, ``metrics`` (see :func:`metrics`), ``fingerprint`` of prompts and
+        answers, ``shots``, ``fewer_shots`` (questions whose examples did not all fit), ``cut``
+        (questions that lost their own beginning), ``subjects`` (score and number of questions of
+        each), and ``questions``: of each its ``subject``, ``answer``, what the model ``said``,
+        whether that is ``right``, ``shots``, and
         for multiple choice the ``log_likelihoods`` of the letters.
 
     Raises:
-        UserError: data that is missing or wrong.
+        UserError: ``max_new_tokens`` leaves no room for a question.
     """
     benchmark = BENCHMARKS[asked.benchmark]
-    questions = load(asked.benchmark, asked.path, asked.shots, asked.limit)
     answer = _choose if benchmark.metric == "choice_accuracy" else _solve
     said = answer(model, tokenizer, questions, asked)
     rows = [
@@ -66,6 +73,7 @@ def run(
         "benchmark": asked.benchmark,
         "metric": benchmark.metric,
         "metrics": metrics(benchmark.metric, [row["right"] for row in rows], benchmark.chance),
+        "fingerprint": content_hash([[q.prompt(asked.shots), q.answer] for q in questions]),
         "shots": asked.shots,
         "fewer_shots": sum(row["shots"] < asked.shots for row in rows),
         "cut": sum(row.pop("cut") for row in rows),
@@ -168,6 +176,11 @@ def file(result: dict[str, Any]) -> dict[str, str]:
     return {f"{result['benchmark']}.json": json.dumps(result, indent=1) + "\n"}
 
 
+def row(result: dict[str, Any]) -> dict[str, Any]:
+    """What ``metrics.jsonl`` says of a result."""
+    return {"split": result["benchmark"], result["metric"]: result["metrics"][result["metric"]]}
+
+
 def sentence(result: dict[str, Any]) -> str:
     """The result in a line or two."""
     found, name = result["metrics"], result["metric"]
@@ -184,9 +197,9 @@ def sentence(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _main(done: Callable[[str], None] = print) -> None:
+def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks", description=__doc__)
-    parser.add_argument("model", metavar="MODEL_DIR", help="weights, config and tokenizer")
+    parser.add_argument("model", metavar="MODEL", help="a folder, or a name of experiments/models")
     parser.add_argument("--benchmark", required=True, metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--data", metavar="DIR", help="its files; default data/local/NAME, or hub")
     for name in ("limit", "shots", "batch_size", "max_new_tokens"):
@@ -209,12 +222,16 @@ def _main(done: Callable[[str], None] = print) -> None:
         },
         "command line",
     )
-    where = spec.ModelSpec(name="given", path=arguments.model)
-    model, tokenizer = models.causal(where, dtype="float32")
-    result = run(model, tokenizer, asked)
+    questions = load(asked)
+    if Path(arguments.model).is_dir():
+        origin = spec.ModelSpec(name="given", path=arguments.model)
+    else:
+        origin = suites.model_spec(arguments.model)
+    model, tokenizer = models.causal(origin, dtype="float32")
+    result = run(model, tokenizer, asked, questions)
     if arguments.out:
         arguments.out.write_text(*file(result).values())
-    done(sentence(result))
+    print(sentence(result))
 
 
 if __name__ == "__main__":

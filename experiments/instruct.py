@@ -9,7 +9,16 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from experiments import generations, models, packing, processes, session, starts
+from experiments import (
+    benchmarks,
+    generations,
+    models,
+    packing,
+    processes,
+    questions,
+    session,
+    starts,
+)
 from experiments.data import load_instructions
 from experiments.errors import command_line
 from experiments.evaluate import batches, language_loss
@@ -23,6 +32,7 @@ def make_task(run: RunSpec, data_dir: Path) -> Task:
     """Pretrained language model, rows with masked prompts, held-out loss, and what it says."""
     assert run.instruct  # RunSpec sees to it
     asked = run.instruct
+    exams = [(wanted, questions.load(wanted)) for wanted in asked.evaluate or ()]
     splits, manifest = load_instructions(data_dir)
     model, tokenizer = models.causal(run.model, dtype=run.train.dtype)
     model.to(processes.device(cpu=run.resources.gpus == 0))  # it is evaluated before training
@@ -60,6 +70,7 @@ def make_task(run: RunSpec, data_dir: Path) -> Task:
         fingerprint=manifest["source"]["fingerprint"],
         counts={name: part.counts for name, part in parts.items()},
         by_token=True,
+        benchmarks=lambda model: [benchmarks.run(model, tokenizer, *exam) for exam in exams],
         files=files,
     )
 

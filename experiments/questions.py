@@ -11,7 +11,7 @@ from experiments.data.readers import FileRows, open_source
 from experiments.data.sources import source_of
 from experiments.data.splits import in_seeded_order
 from experiments.errors import UserError
-from experiments.spec import DataSpec
+from experiments.spec import BenchmarkSpec, DataSpec
 
 LETTERS = ("A", "B", "C", "D")
 NUMBER = re.compile(r"#### (\-?[0-9\.\,]+)")  # where GSM8K's answers end
@@ -121,18 +121,15 @@ BENCHMARKS = {
 }
 
 
-def load(name: str, path: str | None, shots: int, limit: int | None) -> list[Question]:
-    """The questions of a benchmark with their examples, in the order of the files.
+def load(wanted: BenchmarkSpec) -> list[Question]:
+    """The questions that are wanted, in the order of the files.
 
-    Args:
-        name: of `BENCHMARKS` and of the source in ``data/sources.yaml``.
-        path: folder of its files; default ``data/local/<name>``, else the hub.
-        shots: examples a question; the first ones of the split (and subject) that shows them.
-        limit: number of questions, drawn once and for all from the whole set; default all.
+    Each with its examples: the first ones of the split (and subject) that shows them.
 
     Raises:
         UserError: a file or split is missing, a row is wrong, a subject has too few examples.
     """
+    name, path, shots = wanted.benchmark, wanted.path, wanted.shots
     spec = DataSpec(source=name, path=path)
     source = source_of(spec)
     benchmark = BENCHMARKS[name]
@@ -160,7 +157,7 @@ def load(name: str, path: str | None, shots: int, limit: int | None) -> list[Que
         questions.append(Question(subject, benchmark.head(subject), shown, text, answer))
     if not questions:
         raise UserError(f"benchmark {name}: the split {source.splits[benchmark.asked]!r} is empty")
-    drawn = in_seeded_order(map(str, range(len(questions))), 0)[:limit]
+    drawn = in_seeded_order(map(str, range(len(questions))), 0)[: wanted.limit]
     return [questions[number] for number in sorted(map(int, drawn))]
 
 

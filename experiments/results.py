@@ -23,7 +23,7 @@ import pandas as pd
 
 from experiments.errors import UserError, command_line
 from experiments.files import canonical_json, load_yaml
-from experiments.scores import QUALITY
+from experiments.scores import BENCHMARKED, QUALITY
 
 ORDER = ["study", "model", "method", "seeds_weights", "seeds_data", "run_id"]
 PROVENANCE = (
@@ -46,6 +46,8 @@ FINAL = (
     "final_untuned_perplexity",
     *(f"final_{name}" for name in QUALITY),
     "final_majority_accuracy",
+    "final_mmlu_choice_accuracy",
+    "final_gsm8k_exact_match",
     "final_score",
     "score_metric",
     "select",
@@ -67,6 +69,7 @@ METRICS = (
     "grad_norm",
     "seconds",
     *QUALITY,
+    *BENCHMARKED,
 )
 
 

@@ -50,6 +50,13 @@ class MetricsFile:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(plain_json(row)) + "\n")
 
+    def conclude(self, row: dict[str, Any]) -> None:
+        """Writes a row about the finished training, unless a killed session has done so."""
+        rows = self.rows()
+        if all(other["split"] != row["split"] for other in rows):
+            place = {key: rows[-1][key] for key in ("step", "tokens", "seconds")}
+            self.append(place | {"loss": None, "lr": None, "grad_norm": None} | row)
+
     def truncate(self, step: int) -> list[dict[str, Any]]:
         """Drops what lies past ``step``, which the resumed run will write again."""
         kept = [row for row in self.rows() if row["step"] <= step]

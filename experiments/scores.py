@@ -11,6 +11,7 @@ from experiments.spec import ScoreSpec
 MAIN = "validation"  # the part by which runs are ranked and an evaluation is selected
 # Columns of metrics.parquet beside the loss, and under `final` of the summary.
 QUALITY = ("accuracy", "f1", "matthews", "pearson", "spearman")
+BENCHMARKED = ("choice_accuracy", "exact_match")  # columns too, of benchmarks after training
 LESS_IS_BETTER = {"perplexity"}
 FINAL_NAMES = {"loss": "validation_loss"}
 

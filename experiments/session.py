@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 import memopt
 from experiments import (
+    benchmarks,
     checkpoints,
     models,
     processes,
@@ -112,6 +113,11 @@ def execute(
     # counts adapters, if there are any
     results = summary(run, task, optimizer, outcome, predicted, metrics)
     more = task.files(task.model)
+    for result in [] if outcome.diverged else task.benchmarks(task.model):
+        more |= benchmarks.file(result)
+        results["final"] |= scores.final({result["benchmark"]: result["metrics"]})
+        if processes.first():
+            metrics.conclude(benchmarks.row(result))
     weights = sharded.whole_weights(task.model) if sharded.is_divided(task.model) else None
     if not processes.first():
         return

@@ -62,6 +62,7 @@ class Task:
         by_token: whether each token that is learned counts alike in an update, however many its
             micro-batch has; else each micro-batch counts alike. The model must take
             ``num_items_in_batch``, as transformers' language models do.
+        benchmarks: what the tuned model does in benchmarks (`experiments.benchmarks.run`).
         files: texts about the tuned model, by file name, to stand beside the results.
         fresh: names of the weights that were drawn, not loaded, where others were loaded.
         loop: what trains it in place of :func:`train`, if Trainer cannot.
@@ -77,6 +78,7 @@ class Task:
     further: dict[str, Evaluate] = field(default_factory=dict)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     by_token: bool = False
+    benchmarks: Callable[[PreTrainedModel], list[dict[str, Any]]] = lambda model: []
     files: Callable[[PreTrainedModel], dict[str, str]] = lambda model: {}
     fresh: list[str] = field(default_factory=list)
     loop: Callable[..., Outcome] | None = None

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from experiments import benchmarks
+from experiments import benchmarks, questions
 from experiments.data.tokenizer import train_bpe
 from experiments.spec import BenchmarkSpec
 
@@ -76,13 +76,15 @@ def test_mmlu(shared: Path, tmp_path: Path, model_and_tokenizer: Any) -> None:
     for subject in SUBJECTS:
         own = template.with_name(f"mmlu_{subject}.yaml").read_text()
         files = {split: str(tmp_path / f"{subject}_{split}.parquet") for split in ("test", "dev")}
-        lines = [line for line in own.splitlines() if not line.startswith(('"dataset_name"', '"tag'))]
+        lines = [
+            line for line in own.splitlines() if not line.startswith(('"dataset_name"', '"tag'))
+        ]
         lines += ["dataset_path: parquet", f"dataset_kwargs: {json.dumps({'data_files': files})}"]
         (tmp_path / f"mmlu_{subject}.yaml").write_text("\n".join(lines))
     names = [f"mmlu_{subject}" for subject in SUBJECTS]
     theirs = harness(model_and_tokenizer, tmp_path, names, SHOTS)
     asked = BenchmarkSpec(benchmark="mmlu", path=str(tmp_path), shots=SHOTS, batch_size=4)
-    ours = benchmarks.run(*model_and_tokenizer, asked)
+    ours = benchmarks.run(*model_and_tokenizer, asked, questions.load(asked))
     assert ours["fewer_shots"] == ours["cut"] == 0
     for subject, name in zip(SUBJECTS, names, strict=True):
         rows = [row for row in ours["questions"] if row["subject"] == subject]
@@ -108,14 +110,16 @@ def test_gsm8k(shared: Path, tmp_path: Path, model_and_tokenizer: Any) -> None:
     files = {split: str(tmp_path / f"{split}.parquet") for split in ("test", "train")}
     own = own.replace("dataset_path: openai/gsm8k", "dataset_path: parquet")
     own = own.replace("dataset_name: main", f"dataset_kwargs: {json.dumps({'data_files': files})}")
-    own = own.replace("fewshot_split: train", "fewshot_split: train\nfewshot_config: {sampler: first_n}")
+    own = own.replace(
+        "fewshot_split: train", "fewshot_split: train\nfewshot_config: {sampler: first_n}"
+    )
     own = own.replace("do_sample: false", f"do_sample: false\n  max_gen_toks: {SHORT}")
     (tmp_path / "gsm8k.yaml").write_text(own)
     theirs = harness(model_and_tokenizer, tmp_path, ["gsm8k"], SHOTS)
     asked = BenchmarkSpec(
         benchmark="gsm8k", path=str(tmp_path), shots=SHOTS, batch_size=4, max_new_tokens=SHORT
     )
-    ours = benchmarks.run(*model_and_tokenizer, asked)
+    ours = benchmarks.run(*model_and_tokenizer, asked, questions.load(asked))
     strict = [s for s in theirs["samples"]["gsm8k"] if s["filter"] == "strict-match"]
     samples = sorted(strict, key=lambda sample: sample["doc_id"])
     assert len(samples) == len(ours["questions"]) == 6
@@ -127,9 +131,6 @@ def test_gsm8k(shared: Path, tmp_path: Path, model_and_tokenizer: Any) -> None:
 @pytest.mark.parametrize("text", ["#### 18", "#### 1,8", "#### 18.", "#### 18.0", "18", "#### -18"])
 def test_verdicts_on_gsm8k(text: str) -> None:
     """Filter and comparison of the harness, as its task file combines them."""
-    import re
-
-    from experiments.questions import final_number
     from lm_eval.api.metrics import exact_match_fn
     from lm_eval.filters.extraction import RegexFilter
 
@@ -138,5 +139,4 @@ def test_verdicts_on_gsm8k(text: str) -> None:
     theirs = exact_match_fn(
         predictions=answer, references=["9+9=18\n#### 18"], regexes_to_ignore=ignored
     )
-    assert re.search("18", text)
-    assert (final_number(text) == "18") == bool(theirs["exact_match"])
+    assert (questions.final_number(text) == "18") == bool(theirs["exact_match"])

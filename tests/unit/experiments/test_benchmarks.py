@@ -12,10 +12,21 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from experiments import benchmarks, likelihood, questions
+from experiments import (
+    benchmarks,
+    instruct,
+    likelihood,
+    models,
+    questions,
+    results,
+    rundir,
+    session,
+)
 from experiments.data.tokenizer import train_bpe
 from experiments.errors import UserError
-from experiments.spec import BenchmarkSpec, parse
+from experiments.spec import BenchmarkSpec, ModelSpec, RunSpec, parse
+
+from . import instructed
 
 SUBJECTS = ("abstract_algebra", "us_history")
 
@@ -77,6 +88,10 @@ def asked(benchmark: str, path: Path, **more: Any) -> BenchmarkSpec:
     return parse(BenchmarkSpec, {"benchmark": benchmark, "path": str(path), **more}, "test")
 
 
+def ask(model: Any, tokenizer: Any, wanted: BenchmarkSpec) -> dict[str, Any]:
+    return benchmarks.run(model, tokenizer, wanted, questions.load(wanted))
+
+
 def test_prompt_of_mmlu_is_the_authors(tmp_path: Path) -> None:
     row = {
         "question": "Find the order of 2 in Z_4.",
@@ -86,7 +101,7 @@ def test_prompt_of_mmlu_is_the_authors(tmp_path: Path) -> None:
     }
     write(tmp_path, "dev", [row])
     write(tmp_path, "test", [row | {"question": "Is Z a field?", "answer": 1}])
-    (question,) = questions.load("mmlu", str(tmp_path), 1, None)
+    (question,) = questions.load(asked("mmlu", tmp_path, shots=1))
     head = "The following are multiple choice questions (with answers) about abstract algebra.\n\n"
     example = "Find the order of 2 in Z_4.\nA. 0\nB. 4\nC. 2\nD. 6\nAnswer: C\n\n"
     last = "Is Z a field?\nA. 0\nB. 4\nC. 2\nD. 6\nAnswer:"
@@ -96,7 +111,7 @@ def test_prompt_of_mmlu_is_the_authors(tmp_path: Path) -> None:
 
 
 def test_prompt_of_gsm8k(gsm8k: Path) -> None:
-    first = questions.load("gsm8k", str(gsm8k), 1, None)[0]
+    first = questions.load(asked("gsm8k", gsm8k, shots=1))[0]
     assert first.prompt(1) == (
         "Question: Ann has 1 apples, twice?\nAnswer: 1*2=2\n#### 1,001\n\n"
         "Question: Ann has 1 apples, twice?\nAnswer:"
@@ -120,9 +135,9 @@ def test_final_number(text: str, number: str | None) -> None:
 
 
 def test_a_limit_draws_the_same_questions_from_the_whole_set(mmlu: Path) -> None:
-    every = questions.load("mmlu", str(mmlu), 2, None)
-    some = questions.load("mmlu", str(mmlu), 2, 50)
-    assert some == questions.load("mmlu", str(mmlu), 2, 50)
+    every = questions.load(asked("mmlu", mmlu, shots=2))
+    some = questions.load(asked("mmlu", mmlu, shots=2, limit=50))
+    assert some == questions.load(asked("mmlu", mmlu, shots=2, limit=50))
     places = [every.index(question) for question in some]
     assert places == sorted(set(places)) and max(places) > 150  # not the first fifty
     assert all(len(question.shots) == 2 for question in some)
@@ -185,7 +200,7 @@ def test_greedy_answers_are_those_of_each_prompt_alone(tokenizer: PreTrainedToke
 
 
 def test_who_knows_nothing_is_at_chance(mmlu: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    result = benchmarks.run(llama(len(tokenizer)), tokenizer, asked("mmlu", mmlu, shots=1))
+    result = ask(llama(len(tokenizer)), tokenizer, asked("mmlu", mmlu, shots=1))
     found = result["metrics"]
     assert found["questions"] == 200 and found["chance"] == 0.25
     assert found["choice_accuracy_low"] < 0.25 < found["choice_accuracy_high"]
@@ -232,8 +247,8 @@ class Oracle(nn.Module):
 
 def test_who_knows_everything_gets_all_of_mmlu(mmlu: Path) -> None:
     one_each = train_bpe(["Answer: A Answer: B Answer: C Answer: D"] * 3, 300)
-    texts = [f"{q.prompt(1)} {q.answer}" for q in questions.load("mmlu", str(mmlu), 1, None)]
-    found = benchmarks.run(Oracle(one_each, texts), one_each, asked("mmlu", mmlu, shots=1))
+    texts = [f"{q.prompt(1)} {q.answer}" for q in questions.load(asked("mmlu", mmlu, shots=1))]
+    found = ask(Oracle(one_each, texts), one_each, asked("mmlu", mmlu, shots=1))
     assert found["metrics"]["choice_accuracy"] == 1.0
     assert all(part["choice_accuracy"] == 1.0 for part in found["subjects"].values())
 
@@ -241,7 +256,7 @@ def test_who_knows_everything_gets_all_of_mmlu(mmlu: Path) -> None:
 def test_gsm8k_counts_the_number_after_the_mark(
     gsm8k: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    loaded = questions.load("gsm8k", str(gsm8k), 2, None)
+    loaded = questions.load(asked("gsm8k", gsm8k, shots=2))
     answers = [
         "#### 1,001",
         "#### 2002.",
@@ -250,7 +265,7 @@ def test_gsm8k_counts_the_number_after_the_mark(
         "x\n#### 5005\n\nQuestion: #### 1",
     ]
     texts = [f"{q.prompt(2)} {a}" for q, a in zip(loaded, answers, strict=True)]
-    found = benchmarks.run(Oracle(tokenizer, texts), tokenizer, asked("gsm8k", gsm8k, shots=2))
+    found = ask(Oracle(tokenizer, texts), tokenizer, asked("gsm8k", gsm8k, shots=2))
     assert [row["right"] for row in found["questions"]] == [True, True, False, False, True]
     assert found["questions"][4]["text"] == " x\n#### 5005\n\n"
     assert found["metrics"]["exact_match"] == 0.6 and found["metrics"]["chance"] == 0.0
@@ -268,19 +283,22 @@ def test_interval_is_wilsons() -> None:
 def test_prompts_that_are_too_long_lose_examples_and_that_is_counted(
     mmlu: Path, gsm8k: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    sizes = [len(tokenizer(q.prompt(0)).input_ids) for q in questions.load("mmlu", str(mmlu), 3, 9)]
+    sizes = [
+        len(tokenizer(q.prompt(0)).input_ids)
+        for q in questions.load(asked("mmlu", mmlu, shots=3, limit=9))
+    ]
     fits = llama(len(tokenizer), max(sizes) + 2)
-    found = benchmarks.run(fits, tokenizer, asked("mmlu", mmlu, shots=3, limit=9))
+    found = ask(fits, tokenizer, asked("mmlu", mmlu, shots=3, limit=9))
     assert found["fewer_shots"] == 9 and found["cut"] == 0
     assert {row["shots"] for row in found["questions"]} == {0}
     short = llama(len(tokenizer), min(sizes) - 20)
-    found = benchmarks.run(short, tokenizer, asked("mmlu", mmlu, shots=3, limit=9))
+    found = ask(short, tokenizer, asked("mmlu", mmlu, shots=3, limit=9))
     assert found["cut"] == 9 and "9 lost" in benchmarks.sentence(found)
     brief = llama(len(tokenizer), 40)
-    found = benchmarks.run(brief, tokenizer, asked("gsm8k", gsm8k, shots=1, max_new_tokens=4))
+    found = ask(brief, tokenizer, asked("gsm8k", gsm8k, shots=1, max_new_tokens=4))
     assert found["fewer_shots"] == 5 and not any(row["shots"] for row in found["questions"])
     with pytest.raises(UserError, match="'max_new_tokens' .* leaves no room for the question"):
-        benchmarks.run(short, tokenizer, asked("gsm8k", gsm8k, shots=1))
+        ask(short, tokenizer, asked("gsm8k", gsm8k, shots=1))
 
 
 GOOD = {"question": "Q?", "subject": "s", "choices": ["1", "2", "3", "4"], "answer": 0}
@@ -302,17 +320,88 @@ def test_wrong_choices_are_named_with_file_and_row(
     write(tmp_path, "dev", [GOOD])
     write(tmp_path, "test", [GOOD, GOOD | change])
     with pytest.raises(UserError, match=message):
-        questions.load("mmlu", str(tmp_path), 1, None)
+        questions.load(asked("mmlu", tmp_path, shots=1))
 
 
 def test_missing_parts_are_named(tmp_path: Path) -> None:
     write(tmp_path, "test", [GOOD])
     with pytest.raises(UserError, match="benchmark mmlu: no file of the split 'dev'"):
-        questions.load("mmlu", str(tmp_path), 1, None)
+        questions.load(asked("mmlu", tmp_path, shots=1))
     write(tmp_path, "train", [{"question": "Q?", "answer": "12"}])
     write(tmp_path, "test", [{"question": "Q?", "answer": "#### 12"}])
     with pytest.raises(UserError, match="train.jsonl, row 1: 'answer' has no line '#### number'"):
-        questions.load("gsm8k", str(tmp_path), 1, None)
+        questions.load(asked("gsm8k", tmp_path, shots=1))
     (tmp_path / "test.jsonl").unlink()
     with pytest.raises(UserError, match="no file of the split 'test'"):
-        questions.load("gsm8k", str(tmp_path), 1, None)
+        questions.load(asked("gsm8k", tmp_path, shots=1))
+
+
+def test_an_instruct_run_is_examined_at_its_end(mmlu: Path, gsm8k: Path, tmp_path: Path) -> None:
+    rows = instructed.write_rows(tmp_path / "rows.jsonl", instructed.instructions(30))
+    exams = [
+        {"benchmark": "mmlu", "path": str(mmlu), "limit": 20, "shots": 0},
+        {"benchmark": "gsm8k", "path": str(gsm8k), "shots": 1, "max_new_tokens": 8},
+    ]
+    content = instructed.run_content(
+        instructed.save(tmp_path / "llama"), rows, steps=4, instruct={"evaluate": exams}
+    )
+    run = parse(RunSpec, content, "test")
+    without = content | {"instruct": {"max_new_tokens": 8}}
+    assert run.run_id != parse(RunSpec, without, "test").run_id
+    out, work = tmp_path / "run", tmp_path / "work"
+    try:
+        with rundir.locked(work):
+            session.execute(run, out, tmp_path / "data", work, instruct.make_task)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+    answers = {name: json.loads((out / f"{name}.json").read_text()) for name in ("mmlu", "gsm8k")}
+    assert [len(answers[name]["questions"]) for name in answers] == [20, 5]
+    # the tuned weights were asked, not those from before
+    tuned, its_tokenizer = models.causal(
+        ModelSpec(name="m", path=str(with_tokenizer(work / "model"))), dtype="float32"
+    )
+    wanted = parse(BenchmarkSpec, exams[0], "test")
+    again = ask(tuned, its_tokenizer, wanted)
+    assert again["questions"] == answers["mmlu"]["questions"]
+
+    runs, metrics = results.collect([out])
+    share = answers["mmlu"]["metrics"]["choice_accuracy"]
+    assert runs.final_mmlu_choice_accuracy[0] == share
+    assert runs.final_mmlu_chance[0] == 0.25 and runs.final_gsm8k_exact_match[0] == 0.0
+    (row,) = metrics[metrics.split == "mmlu"].itertuples()
+    assert (row.step, row.choice_accuracy) == (4, share)
+    # a session that was killed after its exams and goes on writes no second row
+    file = rundir.MetricsFile(work / "metrics.jsonl")
+    before = file.rows()
+    file.conclude({"split": "mmlu", "choice_accuracy": share})
+    assert file.rows() == before
+
+
+def with_tokenizer(folder: Path) -> Path:
+    instructed.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_missing_questions_are_found_before_training(tmp_path: Path) -> None:
+    rows = instructed.write_rows(tmp_path / "rows.jsonl", instructed.instructions(30))
+    content = instructed.run_content(
+        instructed.save(tmp_path / "llama"),
+        rows,
+        instruct={"evaluate": [{"benchmark": "mmlu", "path": str(tmp_path / "nowhere")}]},
+    )
+    with pytest.raises(UserError, match="nowhere: no such file or folder"):
+        instruct.make_task(parse(RunSpec, content, "test"), tmp_path / "data")
+
+
+def test_command(mmlu: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    folder = instructed.save(tmp_path / "llama")
+    options = f"--benchmark mmlu --data {mmlu} --limit 10 --shots 0 --out {tmp_path}/answers.json"
+    monkeypatch.setattr("sys.argv", ["benchmarks", str(folder), *options.split()])
+    benchmarks._main()
+    said = capsys.readouterr().out
+    assert said.startswith("mmlu: choice_accuracy 0.") and "chance 0.25), 10 questions" in said
+    assert len(json.loads((tmp_path / "answers.json").read_text())["questions"]) == 10
+    monkeypatch.setattr("sys.argv", ["benchmarks", str(folder), "--benchmark", "mmul"])
+    with pytest.raises(UserError, match="command line: benchmark: input should be 'mmlu' or"):
+        benchmarks._main()
