@@ -22,11 +22,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from experiments import likelihood, models, spec, suites
 from experiments.errors import UserError, command_line
+from experiments.exam import BenchmarkSpec
 from experiments.files import content_hash
 from experiments.likelihood import encode, encode_pair
 from experiments.questions import BENCHMARKS, LETTERS, Question, final_number, load
 from experiments.scores import Metrics
-from experiments.spec import BenchmarkSpec
 
 # Where an answer of GSM8K is over, as in lm-evaluation-harness.
 STOPS = ("Question:", "</s>", "<|im_end|>")

@@ -11,7 +11,8 @@ from experiments.data.readers import FileRows, open_source
 from experiments.data.sources import source_of
 from experiments.data.splits import in_seeded_order
 from experiments.errors import UserError
-from experiments.spec import BenchmarkSpec, DataSpec
+from experiments.exam import BenchmarkSpec
+from experiments.spec import DataSpec
 
 LETTERS = ("A", "B", "C", "D")
 NUMBER = re.compile(r"#### (\-?[0-9\.\,]+)")  # where GSM8K's answers end

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
+from experiments.exam import BenchmarkSpec
 from experiments.files import content_hash
 from experiments.schema import Strict as Strict
 from experiments.schema import load as load
@@ -293,26 +294,6 @@ class ScoreSpec(Strict):
 
     metric: Literal["accuracy", "f1", "matthews", "pearson", "spearman", "perplexity"]
     select: Literal["last", "best"]
-
-
-class BenchmarkSpec(Strict):
-    """A benchmark of language models (`experiments.benchmarks`).
-
-    Attributes:
-        benchmark: ``mmlu`` (multiple choice) or ``gsm8k`` (exact match).
-        path: folder of its files; default ``data/local/<benchmark>``, else the hub.
-        limit: questions, drawn once and for all from the whole set; default all.
-        shots: examples before each question.
-        batch_size: prompts a forward pass; other sizes round otherwise.
-        max_new_tokens: of an answer to ``gsm8k``.
-    """
-
-    benchmark: Literal["mmlu", "gsm8k"]
-    path: str | None = None
-    limit: PositiveInt | None = None
-    shots: Annotated[int, Field(ge=0)] = 5
-    batch_size: PositiveInt = 8
-    max_new_tokens: PositiveInt = 256
 
 
 class InstructSpec(Strict):

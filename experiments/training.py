@@ -40,8 +40,6 @@ DIVERGED_FACTOR = 4.0
 FINISHED = "finished"
 SEED_ARGUMENTS = {"projection_seed", "adapter_seed"}
 SCHEDULES = {"cosine": "cosine_with_min_lr", "linear": "linear", "constant": "constant_with_warmup"}
-
-
 Evaluate = Callable[[PreTrainedModel], scores.Metrics]
 
 

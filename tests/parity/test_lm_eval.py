@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments import benchmarks, questions
 from experiments.data.tokenizer import train_bpe
-from experiments.spec import BenchmarkSpec
+from experiments.exam import BenchmarkSpec
 
 lm_eval = pytest.importorskip("lm_eval", reason="pip install lm-eval==0.4.13")
 

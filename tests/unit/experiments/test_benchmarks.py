@@ -24,7 +24,8 @@ from experiments import (
 )
 from experiments.data.tokenizer import train_bpe
 from experiments.errors import UserError
-from experiments.spec import BenchmarkSpec, ModelSpec, RunSpec, parse
+from experiments.exam import BenchmarkSpec
+from experiments.spec import ModelSpec, RunSpec, parse
 
 from . import instructed
 
