@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from . import lines, style, tuned
 
@@ -72,6 +72,8 @@ def _bytes_axis(axis: Axes, least: float) -> None:
     if least >= 1:
         axis.set_xscale("log")
         axis.set_xlim(*(np.array(axis.get_xlim()) * [0.7, 1.4]))
+        axis.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=12))
+        axis.xaxis.set_minor_formatter(NullFormatter())
     else:
         axis.set_xscale("symlog", linthresh=1)
         axis.set_xlim(left=-0.15)
