@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from experiments import memory_steps, spec, suites
-from experiments.errors import UserError
 from memopt import METHODS
 from memopt.accounting import step
 
@@ -66,14 +65,5 @@ def test_deepest_model_fits_and_a_deeper_one_does_not() -> None:
     fits, over = (memory_steps.deep(*given, n).peak for n in (layers, layers + 1))
     assert layers > 6
     assert fits <= limit < over
-    assert fits == round(memory_steps.peak_by_line(*given, 1, layers))
-    memory_steps.check_line(*given, layers)
     alone = memory_steps.deepest("minilm_l6", "adamw", "float32", 1, limit)
     assert alone < layers < memory_steps.deepest(*given, 8, limit)
-
-
-def test_a_peak_off_the_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = memory_steps.peak_by_line
-    monkeypatch.setattr(memory_steps, "peak_by_line", lambda *given: line(*given) + 1)
-    with pytest.raises(UserError, match="cannot be told"):
-        memory_steps.check_line("minilm_l6", "adama", "float32", 12)
