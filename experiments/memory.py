@@ -122,7 +122,7 @@ def paper_rows() -> Iterator[dict[str, Any]]:
             if entry.kind == "distributed":
                 continue  # its bytes depend on the number of processes
             choice = suites.MethodChoice(name=method, lr=1.0)  # a rate changes no byte
-            arguments = _stored(method, suites.method_spec(choice, model, "c4").args, "bfloat16")
+            arguments = stored(method, suites.method_spec(choice, model, "c4").args, "bfloat16")
             yield from formula_rows("papers", model, method, "bfloat16", arguments)
 
 
@@ -161,7 +161,7 @@ def _printed_row(table: PrintedTable, row: PrintedRow, model: str, value: str) -
     if not (table.computed if row.computed is None else row.computed):
         return figure
     dtype = row.dtype or rule.dtype
-    arguments = _stored(row.method, row.arguments, rule.storage)
+    arguments = stored(row.method, row.arguments, rule.storage)
     report = _predicted(model, row.method, dtype, json.dumps(arguments), row.targets)
     counted = -(-report.counted(rule, row.part) // row.shared)
     ours = convert(counted, unit)
@@ -200,7 +200,7 @@ def _predicted(
     return predict(model, method, dtype, targets=chosen, **json.loads(arguments))
 
 
-def _stored(method: str, arguments: dict[str, Any], storage: str) -> dict[str, Any]:
+def stored(method: str, arguments: dict[str, Any], storage: str) -> dict[str, Any]:
     """The arguments with a storage, where the method leaves the choice (8-bit Adam does not)."""
     has_choice = catalog.get(method).arguments().get("storage") == "float32"
     return {"storage": storage, **arguments} if has_choice else arguments

@@ -226,7 +226,8 @@ def timeline_rows(file: File, methods: Sequence[str]) -> Iterator[dict[str, Any]
     study = file.lomo_table1
     for method in methods:
         own = step(study.model, method, "bfloat16", **study.workload, checkpointing=True)
-        followed = trace(own.workload.model, own.workload.inputs, method, "bfloat16")
+        arguments = memory.stored(method, {}, "bfloat16")
+        followed = trace(own.workload.model, own.workload.inputs, method, "bfloat16", **arguments)
         head = {"model": study.model, "method": method, "dtype": followed.dtype}
         yield from ({**head, **row} for row in followed.thinned(POINTS))
 

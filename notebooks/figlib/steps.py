@@ -110,20 +110,21 @@ def timelines(timeline: pd.DataFrame) -> Figure:
         rows = timeline[timeline.method == method]
         values = [rows[kind].to_numpy() / GIB for kind in KINDS]
         axis.stackplot(rows.operation, values, colors=[COLORS[k] for k in KINDS], lw=0)
-        _phases(axis, rows)
         total = rows[KINDS].sum(axis=1)
         axis.set_title(f"{style.look(method).label}: peak {style.digits(total.max() / GIB, 4)} GiB")
         axis.set_xlabel("operation of the step")
         axis.set_xlim(rows.operation.min(), rows.operation.max())
         axis.grid(False)
+    top = axes[0, 0].get_ylim()[1] * 1.08  # one height for all panels, with room for the names
+    for axis, method in zip(axes[0], methods, strict=True):
+        _phases(axis, timeline[timeline.method == method], top)
     axes[0, 0].set_ylabel("GiB alive")
     handles = [Patch(color=COLORS[k], label=k) for k in KINDS]
     fig.legend(handles=handles, loc="outside upper left", ncols=len(KINDS), columnspacing=1.2)
     return fig
 
 
-def _phases(axis: Axes, rows: pd.DataFrame) -> None:
-    top = axis.get_ylim()[1] * 1.08  # room for the names
+def _phases(axis: Axes, rows: pd.DataFrame, top: float) -> None:
     axis.set_ylim(0, top)
     for phase, part in rows.groupby("phase", sort=False):
         start, end = part.operation.min(), part.operation.max()
