@@ -3,6 +3,7 @@
 The harness is no dependency of the project: the test runs where it is installed (0.4.13).
 """
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ from experiments.data.tokenizer import train_bpe
 from experiments.exam import BenchmarkSpec
 
 lm_eval = pytest.importorskip("lm_eval", reason="pip install lm-eval==0.4.13")
+
+
+def module(name: str) -> Any:
+    """A module of the harness, by its name there."""
+    return importlib.import_module(f"lm_eval.{name}")
+
 
 pytestmark = pytest.mark.slow  # the harness alone takes seconds to import
 
@@ -44,9 +51,8 @@ def model_and_tokenizer(shared: Path) -> tuple[Any, Any]:
 
 def harness(model_and_tokenizer: Any, tasks: Path, names: list[str], shots: int) -> dict[str, Any]:
     """What the harness says of each document of some tasks."""
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-
+    HFLM = module("models.huggingface").HFLM
+    TaskManager = module("tasks").TaskManager
     model, tokenizer = model_and_tokenizer
     found = lm_eval.simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, max_length=8192),
@@ -62,8 +68,7 @@ def harness(model_and_tokenizer: Any, tasks: Path, names: list[str], shots: int)
 
 def test_mmlu(shared: Path, tmp_path: Path, model_and_tokenizer: Any) -> None:
     """Log-likelihood of every letter, and accuracy, of the harness's own task text."""
-    from lm_eval import tasks
-
+    tasks = module("tasks")
     template = Path(tasks.__file__).parent / "mmlu/default/_default_template_yaml"
     (tmp_path / "_default_template_yaml").write_text(template.read_text())
     for split, count in (("test", 8), ("dev", 5)):
@@ -101,8 +106,7 @@ def test_mmlu(shared: Path, tmp_path: Path, model_and_tokenizer: Any) -> None:
 
 def test_gsm8k(shared: Path, tmp_path: Path, model_and_tokenizer: Any) -> None:
     """The same greedy answers, and the same verdict on answers that differ in form."""
-    from lm_eval import tasks
-
+    tasks = module("tasks")
     for split, count in (("train", 4), ("test", 6)):
         rows = pd.read_parquet(shared / f"data/instruct/gsm8k/{split}.parquet")[:count]
         rows.to_parquet(tmp_path / f"{split}.parquet", index=False)
@@ -131,9 +135,8 @@ def test_gsm8k(shared: Path, tmp_path: Path, model_and_tokenizer: Any) -> None:
 @pytest.mark.parametrize("text", ["#### 18", "#### 1,8", "#### 18.", "#### 18.0", "18", "#### -18"])
 def test_verdicts_on_gsm8k(text: str) -> None:
     """Filter and comparison of the harness, as its task file combines them."""
-    from lm_eval.api.metrics import exact_match_fn
-    from lm_eval.filters.extraction import RegexFilter
-
+    exact_match_fn = module("api.metrics").exact_match_fn
+    RegexFilter = module("filters.extraction").RegexFilter
     (answer,) = RegexFilter(r"#### (\-?[0-9\.\,]+)").apply([[text]], [{}])
     ignored = [",", "\\$", "(?s).*#### ", "\\.$"]
     theirs = exact_match_fn(
