@@ -106,7 +106,7 @@ def execute(
     checkpoint = processes.from_first(newest)
     started = checkpoint[1] if checkpoint else 0
     sessions = rundir.begin_session(work, started) if processes.first() else []
-    outcome = training.train(run, task, optimizer, work, checkpoint, track)
+    outcome = (task.loop or training.train)(run, task, optimizer, work, checkpoint, track)
     metrics = MetricsFile(work / "metrics.jsonl")
     # counts adapters, if there are any
     results = summary(run, task, optimizer, outcome, predicted, metrics)

@@ -21,7 +21,7 @@ from experiments.schema import to_yaml as to_yaml
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-TaskName = Literal["pretrain", "finetune", "instruct"]
+TaskName = Literal["pretrain", "finetune", "instruct", "vision"]
 
 
 class TokenizerSpec(Strict):
@@ -113,8 +113,8 @@ class ModelSpec(Strict):
 
     Attributes:
         name: of a file in ``experiments/models``.
-        shape: fields of a Hugging Face ``config.json``; the weights are drawn from
-            ``seeds.weights``.
+        shape: fields of a Hugging Face ``config.json``, or of a network of
+            `experiments.networks`; the weights are drawn from ``seeds.weights``.
         package: installed distribution that carries weights, config and tokenizer.
         path: local folder with the same.
         hub: identifier on the hub, with its ``revision``.
@@ -157,12 +157,17 @@ class ScheduleSpec(Strict):
     """Learning rate over the updates: linear warm-up from 0, then decay.
 
     Attributes:
-        name: ``cosine`` to ``min_lr_ratio`` of the peak, ``linear`` to 0, ``constant``.
+        name: ``cosine`` to ``min_lr_ratio`` of the peak, ``linear`` to 0, ``constant``; or, without
+            warm-up, one of `experiments.schedules`: with ``exact`` the method's ``lr`` is a factor
+            on a rate that is measured.
         warmup_fraction: share of all updates spent in warm-up.
         min_lr_ratio: end of the cosine as a share of the peak.
     """
 
-    name: Literal["cosine", "linear", "constant"] = "cosine"
+    name: Literal[
+        "cosine", "linear", "constant",
+        "step", "exponential", "inverse_time", "inverse_sqrt", "exact",
+    ] = "cosine"  # fmt: skip
     warmup_fraction: Fraction = 0.1
     min_lr_ratio: Fraction = 0.0
 
@@ -170,7 +175,22 @@ class ScheduleSpec(Strict):
     def _floor_of_cosine_only(self) -> Self:
         if self.min_lr_ratio and self.name != "cosine":
             raise ValueError("'min_lr_ratio' belongs to the schedule 'cosine'")
+        if self.warmup_fraction and self.name not in ("cosine", "linear", "constant"):
+            raise ValueError(f"the schedule {self.name!r} has no warm-up: 'warmup_fraction: 0'")
         return self
+
+
+class LossesSpec(Strict):
+    """How the losses of several tasks become one gradient, see `experiments.multitask`.
+
+    Attributes:
+        how: ``sum``: their weighted sum; ``gcond``: `memopt.gradients.GCond`. Each task has its
+            share of the micro-batches in turn; with ``_every``, each of them is for every task.
+        weights: task to the factor on its loss.
+    """
+
+    how: Literal["sum", "gcond", "sum_every", "gcond_every"]
+    weights: dict[Name, Annotated[float, Field(gt=0)]]
 
 
 class TrainSpec(Strict):
@@ -181,9 +201,10 @@ class TrainSpec(Strict):
         batch_size: sequences (rows) per update, over all processes.
         micro_batches: parts in which the batch goes through the model; gradients accumulate.
         sequence_length: tokens per row; of classification and instruction rows, to which they are
-            cut.
+            cut; 1 for images, so that ``tokens`` counts them.
         dtype: of the weights; ``bfloat16_autocast`` keeps float32 weights.
         schedule: of the learning rate.
+        losses: for a network with several tasks.
         max_grad_norm: global-norm clipping; 0 turns it off.
         eval_every: updates between evaluations (the last update is always followed by one).
         eval_batch_size: rows per evaluation batch.
@@ -198,6 +219,7 @@ class TrainSpec(Strict):
     sequence_length: PositiveInt
     dtype: Literal["float32", "bfloat16", "bfloat16_autocast"] = "float32"
     schedule: ScheduleSpec = ScheduleSpec()
+    losses: LossesSpec | None = None
     max_grad_norm: Annotated[float, Field(ge=0)] = 0.0
     eval_every: PositiveInt
     eval_batch_size: PositiveInt = 32
@@ -325,7 +347,7 @@ class RunSpec(Strict):
             return self
         if self.data.tokenizer:
             raise ValueError("these rows are tokenized by their model: drop 'data.tokenizer'")
-        if not self.score:
+        if self.task != "vision" and not self.score:
             raise ValueError("fine-tuning needs 'score: {metric: ..., select: last or best}'")
         return self
 

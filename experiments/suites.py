@@ -37,11 +37,13 @@ class ModelFile(Strict):
 
     Attributes:
         shape: name of a shape of ``memopt/accounting/shapes.toml``; or one of
+        network: a network of `experiments.networks` with its ``model_type`` and sizes; or
         package, path, hub, revision: pretrained weights, see :class:`ModelSpec`.
         resources: for the scheduler.
     """
 
     shape: Name | None = None
+    network: dict[str, Any] | None = None
     package: str | None = None
     path: str | None = None
     hub: str | None = None
@@ -167,7 +169,9 @@ def model_spec(name: str) -> ModelSpec:
     """The model of ``models/<name>.yaml``, its shape written out."""
     content = spec.to_plain(_read(ModelFile, "models", name))
     del content["resources"]
-    if "shape" in content:
+    if "network" in content:
+        content["shape"] = content.pop("network")
+    elif "shape" in content:
         shape = content["shape"]
         if shape not in shapes():
             raise UserError(

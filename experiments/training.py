@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import memopt
-from experiments import checkpoints, processes, scores, sharded, trackers
+from experiments import checkpoints, processes, schedules, scores, sharded, trackers
 from experiments.clock import Clock
 from experiments.errors import UserError
 from experiments.evaluate import Collate
@@ -63,6 +63,7 @@ class Task:
             micro-batch has; else each micro-batch counts alike. The model must take
             ``num_items_in_batch``, as transformers' language models do.
         files: texts about the tuned model, by file name, to stand beside the results.
+        loop: what trains it in place of :func:`train`, if Trainer cannot.
     """
 
     model: PreTrainedModel
@@ -76,6 +77,7 @@ class Task:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     by_token: bool = False
     files: Callable[[PreTrainedModel], dict[str, str]] = lambda model: {}
+    loop: Callable[..., Outcome] | None = None
 
     def evaluate_parts(self, model: PreTrainedModel) -> dict[str, scores.Metrics]:
         """Metrics of every part."""
@@ -204,7 +206,7 @@ def train(
         train_dataset=Order(task.rows, run.train.steps * run.train.batch_size, run.seeds.data),
         eval_dataset=task.rows,  # Trainer asks for one; `evaluate` brings its own
         callbacks=[recorder, *trackers.callbacks(track, run.run_id, work, done)],
-        optimizers=(optimizer, None),
+        optimizers=(optimizer, schedules.scheduler(run, task, optimizer)),
     )
     trainer.held_out = task.evaluate_parts
     trainer.clock = recorder.clock
@@ -352,7 +354,7 @@ def _arguments(run: RunSpec, staging: Path) -> TrainingArguments:
         per_device_train_batch_size=spec.batch_size // (spec.micro_batches * processes.count()),
         gradient_accumulation_steps=spec.micro_batches,
         learning_rate=run.method.lr,
-        lr_scheduler_type=SCHEDULES[schedule.name],
+        lr_scheduler_type=SCHEDULES.get(schedule.name, "constant"),  # the others are made here
         lr_scheduler_kwargs=(
             {"min_lr_rate": schedule.min_lr_ratio} if schedule.name == "cosine" else {}
         ),

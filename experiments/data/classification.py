@@ -47,11 +47,11 @@ def write(
         "labels": source.labels,
         "fields": list(train[0]),
         "splits": splits,
-        "majority_accuracy": _majority_accuracy(train, held_out) if source.labels else None,
+        "majority_accuracy": majority_accuracy(train, held_out) if source.labels else None,
     }
 
 
-def _majority_accuracy(train: list[Row], held_out: list[Row]) -> float:
+def majority_accuracy(train: list[Row], held_out: list[Row]) -> float:
     """Accuracy on held-out rows of always answering with the commonest training label."""
     commonest = Counter(row["label"] for row in train).most_common(1)[0][0]
     return sum(row["label"] == commonest for row in held_out) / len(held_out)

@@ -1,4 +1,4 @@
-"""Text that packages carry, as rows with fields like those of any other source."""
+"""What packages carry, as rows with fields like those of any other source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Progress = Callable[[str, int, int | None], None]  # what, done, of how many
 
 
 def read(source: PackageSource, workers: int, progress: Progress) -> list[Row]:
-    """The rows of a package source: documents with ``text``, or instructions; and ``module``."""
+    """The rows of a package source: documents with ``text``, instructions, or images."""
+    if source.reader == "digits":
+        return _digits()
     if source.reader == "wikipedia":
         return list(_wikipedia_articles(progress))
 
@@ -38,6 +40,19 @@ def read(source: PackageSource, workers: int, progress: Progress) -> list[Row]:
             "module": document.module,
         }
         for document in documents
+    ]
+
+
+def _digits() -> list[Row]:
+    """scikit-learn's digits: ``image``, 64 whole numbers from 0 to 16 row by row, and ``label``."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return [
+        {"image": image, "label": label}
+        for image, label in zip(
+            digits.data.astype(int).tolist(), digits.target.tolist(), strict=True
+        )
     ]
 
 

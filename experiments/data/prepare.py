@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from experiments.data import classification, instruction, packed
+from experiments.data import classification, images, instruction, packed
 from experiments.data.packages import Progress, Row
 from experiments.data.readers import Corpus, open_source
 from experiments.data.sources import AnySource, source_of
@@ -217,5 +217,6 @@ class Texts:
 KINDS = {
     "text": ("tokens", _tokens),
     "classification": ("classification", classification.write),
+    "images": ("images", images.write),
     "instruction": ("instruction", instruction.write),
 }

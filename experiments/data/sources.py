@@ -14,12 +14,13 @@ from experiments.spec import DataSpec, Name, Strict, load
 SOURCES_FILE = Path(__file__).resolve().parents[2] / "data" / "sources.yaml"
 LOCAL = SOURCES_FILE.parent / "local"  # <source>: a folder, a file, or a link to one
 
-Task = Literal["text", "classification", "instruction", "choice"]
+Task = Literal["text", "classification", "images", "instruction", "choice"]
 
 # Roles that the rows of a task must fill, and those that they may fill besides.
 ROLES: dict[str, tuple[set[str], set[str]]] = {
     "text": ({"text"}, set()),
     "classification": ({"text", "label"}, {"text_pair"}),
+    "images": ({"image", "label"}, set()),
     # `instances` (Self-Instruct): a list of {input, output}, in place of the two
     "instruction": ({"instruction"}, {"input", "output", "instances"}),
     "choice": ({"question", "choices", "answer"}, {"subject"}),
@@ -80,10 +81,12 @@ class LocalSource(Source):
 
 
 class PackageSource(Source):
-    """Text that installed Python distributions carry; ``reader`` says how to get it out."""
+    """What installed Python distributions carry; ``reader`` says how to get it out."""
 
     kind: Literal["package"]
-    reader: Literal["docstrings", "docstring_origin", "docstring_instructions", "wikipedia"]
+    reader: Literal[
+        "docstrings", "docstring_origin", "docstring_instructions", "digits", "wikipedia"
+    ]
     distributions: Annotated[list[str], Field(min_length=1)]
 
 
