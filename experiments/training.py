@@ -206,7 +206,10 @@ def train(
         train_dataset=Order(task.rows, run.train.steps * run.train.batch_size, run.seeds.data),
         eval_dataset=task.rows,  # Trainer asks for one; `evaluate` brings its own
         callbacks=[recorder, *trackers.callbacks(track, run.run_id, work, done)],
-        optimizers=(optimizer, schedules.scheduler(run, task, optimizer)),
+        optimizers=(
+            optimizer,
+            schedules.scheduler(run.train, len(task.rows), task.references, optimizer),
+        ),
     )
     trainer.held_out = task.evaluate_parts
     trainer.clock = recorder.clock

@@ -22,9 +22,11 @@ from experiments.errors import UserError, command_line
 from experiments.evaluate import Batch, batches, classification, evaluating, token_weighted_mean
 from experiments.spec import RunSpec
 from experiments.training import Task
+from memopt.step_size import exact_constant
 
 HELD_OUT_DRAWS = 4  # noises and times for each held-out image
 DRAWS_SEED = 0
+MODELS_MEASURED = 5  # for the exact step; the official code takes as many as there are epochs
 
 
 class Rows:
@@ -88,7 +90,37 @@ def make_task(run: RunSpec, data_dir: Path) -> Task:
     if isinstance(model, networks.TwoTasks):
         return multitask.prepare(run, task, model, held_out)
     multitask.refuse(run)
-    return schedules.measured(run, task)
+    return measured(run, task)
+
+
+def measured(run: RunSpec, task: Task) -> Task:
+    """The task, with the measured step size and its parts where the schedule is ``exact``."""
+    if run.train.schedule.name != "exact":
+        return task
+    size = run.train.batch_size
+    starts = range(0, len(task.rows) - size + 1, size)
+    rows = [[task.rows[i] for i in range(start, start + size)] for start in starts]
+    if not rows:
+        raise UserError(f"train.batch_size: {size} is more than the {len(task.rows)} rows")
+    found = exact_constant(
+        partial(networks.fresh, run.model),
+        _loss,
+        [task.collate(batch) for batch in rows],
+        run.train.steps,
+        num_iters=MODELS_MEASURED,
+        seed=run.seeds.weights,
+    )
+    task.references |= {
+        schedules.STEP_SIZE: found.step_size,
+        "smoothness": found.smoothness,
+        "initial_loss": found.initial_loss,
+    }
+    return task
+
+
+def _loss(model: Any, batch: Any) -> torch.Tensor:
+    loss: torch.Tensor = model(**batch).loss
+    return loss
 
 
 if __name__ == "__main__":

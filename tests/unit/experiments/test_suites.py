@@ -32,7 +32,8 @@ def test_methods_take_the_arguments_of_their_files(suite: str) -> None:
     for run in pairs.values():
         if run.model.name in ("llama_350m", "llama_1b"):
             continue  # the arguments of the small ones, at a size that takes seconds to describe
-        report = accounting.predict(run.model.name, run.method.name, **run.method.args)
+        model = networks.fresh(run.model) if run.task == "vision" else run.model.name
+        report = accounting.predict(model, run.method.name, **run.method.args)
         assert report.weights > 0
 
 

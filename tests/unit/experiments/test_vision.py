@@ -145,7 +145,7 @@ def test_exact_rate_is_the_formula(images: Path) -> None:
     whole = task.collate([task.rows[i] for i in range(len(task.rows))])
     assert found["initial_loss"] == pytest.approx(float(task.model(**whole).loss), rel=1e-6)
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=0.5)
-    schedule = schedules.scheduler(run, task, optimizer)
+    schedule = schedules.scheduler(run.train, len(task.rows), task.references, optimizer)
     assert schedule is not None
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * formula, rel=1e-12)
 
