@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import spec, suites
+from experiments import networks, spec, suites
 from experiments.errors import UserError
 from experiments.spec import RunSpec
 from memopt import METHODS, accounting
