@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import tomllib
 from collections.abc import Iterable
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -25,6 +23,7 @@ from experiments import spec, starts
 from experiments.errors import UserError, command_line, nearest
 from experiments.files import write_if_changed
 from experiments.hyperparameters import MethodFile
+from experiments.shapes import shapes
 from experiments.spec import MethodSpec, ModelSpec, Name, Resources, RunSpec, Seeds, Strict
 from experiments.starts import ModelChoice
 from experiments.tuning import TunedFile
@@ -153,16 +152,6 @@ def _read(kind: type[Strict], folder: str, name: str) -> Any:
     if name not in names(folder):
         raise UserError(f"unknown {folder.rstrip('s')} {name!r}{nearest(name, names(folder))}")
     return spec.load(kind, HOME / folder / f"{name}.yaml")
-
-
-@cache
-def shapes() -> dict[str, Any]:
-    """All named shapes; read without importing memopt, which would import torch."""
-    package = find_spec("memopt")
-    if package is None or not package.submodule_search_locations:
-        raise UserError("the package memopt is not installed: pip install -e .")
-    path = Path(package.submodule_search_locations[0]) / "accounting" / "shapes.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def model_spec(name: str) -> ModelSpec:
