@@ -100,9 +100,14 @@ def formula_rows(
 
 
 def suite_rows(suite: str) -> Iterator[dict[str, Any]]:
-    """Formula rows of everything that a suite trains on a model of a named shape."""
+    """Formula rows of everything that a suite trains on a model of a named shape.
+
+    A classifier has a head that its shape lacks; its bytes stand in the runs' own tables.
+    """
     seen = set()
     for run in suites.expand(suite):
+        if run.task == "finetune":
+            continue
         model, method = run.model.name, run.method.name
         # under autocast weights, gradients and states are float32
         dtype = run.train.dtype.replace("bfloat16_autocast", "float32")

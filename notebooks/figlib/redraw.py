@@ -40,7 +40,9 @@ def suites() -> list[str]:
 def notebooks_of(suite: str, folder: Path) -> list[str]:
     """Notebooks that have something to show of a suite's tables, as the workflow chooses them."""
     runs = pd.read_parquet(folder / "runs.parquet", columns=["task", "tuning", "study"])
-    tasks = {*runs.task[~runs.tuning], None} | ({"tuning"} if runs.tuning.any() else set())
+    tasks = {*runs.task[~runs.tuning]} | ({"tuning"} if runs.tuning.any() else set())
+    if (folder / "memory.parquet").is_file():  # a suite of runs alone may leave bytes to another
+        tasks.add(None)
     if runs.study.str.startswith(compare.ABLATION).any():
         tasks.add("ablation")
     declared = yaml.safe_load((NOTEBOOKS / "bundles.yaml").read_text(encoding="utf-8"))

@@ -16,7 +16,8 @@ from experiments.export import export
 from experiments.spec import RunSpec, parse
 
 from .conftest import make_run, run_content
-from .test_finetune import ROWS, rows  # noqa: F401 (a fixture)
+from .test_finetune import DATA
+from .test_finetune import rows as all_rows  # noqa: F401 (a fixture)
 from .test_training import interrupt_at
 
 STUDY = """
@@ -29,6 +30,12 @@ STUDY = """
       {steps: 4, batch_size: 4, sequence_length: 32, eval_every: 4, log_every: 2,
        checkpoint_every: 4}
 """
+
+
+@pytest.fixture(scope="module")
+def rows(all_rows: dict[str, Path]) -> Path:  # noqa: F811
+    """Prepared rows of three classes."""
+    return all_rows["made_up"]
 
 
 @pytest.fixture
@@ -125,7 +132,7 @@ def tuning_run(start: RunSpec, **train: Any) -> RunSpec:
         "suite": "test",
         "model": {"name": "pretrained", "run": start.run_id},
         "method": {"name": "adamw", "lr": 1e-2},
-        "data": {"source": "made_up", "path": str(ROWS)},
+        "data": DATA["made_up"],
         "score": {"metric": "accuracy", "select": "last"},
         "train": {
             **{"steps": 12, "batch_size": 12, "sequence_length": 32, "eval_every": 6},
@@ -154,7 +161,7 @@ def test_exported_model_is_the_one_trained(
 
 def test_tuning_starts_from_those_weights_and_resumes_to_the_same_bits(
     pretrained: tuple[Path, RunSpec],
-    rows: Path,  # noqa: F811
+    rows: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -194,7 +201,7 @@ def test_tuning_starts_from_those_weights_and_resumes_to_the_same_bits(
 
 def test_what_is_missing_or_unfit_is_named(
     pretrained: tuple[Path, RunSpec],
-    rows: Path,  # noqa: F811
+    rows: Path,
     tmp_path: Path,
 ) -> None:
     runs, start = pretrained
@@ -219,7 +226,7 @@ def test_what_is_missing_or_unfit_is_named(
 
 def test_a_tokenizer_of_another_model_is_refused(
     pretrained: tuple[Path, RunSpec],
-    rows: Path,  # noqa: F811
+    rows: Path,
     tmp_path: Path,
 ) -> None:
     runs, start = pretrained

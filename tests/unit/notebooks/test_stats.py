@@ -43,7 +43,8 @@ def test_curves_average_losses_not_perplexities() -> None:
     curves = stats.curves(labelled, metrics)
     assert list(curves.label.unique())[:2] == ["AdamW", "GWT"]
     last = curves[(curves.method == "gwt") & (curves.step == fixture_tables.STEPS)].iloc[0]
-    wanted = metrics[(metrics.method == "gwt") & (metrics.step == fixture_tables.STEPS)].loss
+    gwt = labelled.run_id[labelled.method == "gwt"]
+    wanted = metrics[metrics.run_id.isin(gwt) & (metrics.step == fixture_tables.STEPS)].loss
     assert last.seeds == 3
     assert last.perplexity == pytest.approx(math.exp(wanted.mean()), rel=1e-12)
     assert last.low < last.perplexity < last.high
