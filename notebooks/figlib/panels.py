@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from . import lines, style, tuned
 
@@ -35,6 +35,7 @@ def over_training(curves: pd.DataFrame, majority: pd.Series) -> Figure:
                 color=style.MUTED, fontsize=8,
             )  # fmt: skip
         axis.set_xlabel("Optimizer steps")
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axis.set_ylabel(_name(metric))
         if metric == "perplexity":
             lines.plain_log(axis)
