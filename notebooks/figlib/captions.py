@@ -46,7 +46,7 @@ def rates(runs: pd.DataFrame) -> str:
     """The peak learning rate of each method: curves depend on it."""
     used = runs.groupby("label", sort=False).lr.agg(lambda lr: extent(lr, "{:g}"))
     rates = listed(f"{label} {lr}" for label, lr in used.items())
-    return f"Peak learning rates (experiments/methods says where from): {rates}."
+    return f"Peak learning rates (from experiments/methods or, tuned, experiments/tuned): {rates}."
 
 
 def intervals(runs: pd.DataFrame) -> str:

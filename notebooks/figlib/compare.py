@@ -66,7 +66,7 @@ def against(runs: pd.DataFrame, reference: str = "adamw") -> pd.DataFrame:
             | {"bytes_per_weight": group.state_bytes_measured.max() / group.parameters.max()}
             | {"seeds": len(group), "diverged": int(group.diverged.sum())}
         )
-    order = ["study", "model", "loss"]
+    order = ["study", "model", "difference"]  # paired: seeds may differ in number
     return pd.DataFrame(rows).sort_values(order, kind="stable", ignore_index=True)
 
 

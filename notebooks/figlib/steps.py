@@ -10,12 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
 
 from . import stats, style
 from .bars import GIB
 from .errors import FigureError
 from .printed import pretty, settings
 
+PANELS_A_ROW = 3
 PARTS = ["weights", "gradients", "states", "activations"]
 PAPERS = ["lomo_table1", "coap_figure2", "galore_table11"]  # studies that copy a printed table
 # kinds of memopt.accounting.tracing, in the order in which they are stacked
@@ -103,22 +105,28 @@ def timelines(timeline: pd.DataFrame) -> Figure:
     """Stacked areas of what lives through one step, a panel a method, on one scale."""
     stats.require(timeline, "traced steps (timeline.parquet)", KINDS)
     methods = list(dict.fromkeys(timeline.method))
-    fig, axes = plt.subplots(
-        1, len(methods), figsize=(3.9 * len(methods), 3.0), sharey=True, squeeze=False
-    )
-    for axis, method in zip(axes[0], methods, strict=True):
+    columns = min(PANELS_A_ROW, len(methods))
+    lines = -(-len(methods) // columns)
+    size = (3.6 * columns, 2.8 * lines + 0.2)
+    fig, grid = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False)
+    for axis in grid.flat[len(methods) :]:
+        axis.set_axis_off()
+    axes = list(grid.flat[: len(methods)])
+    for axis, method in zip(axes, methods, strict=True):
         rows = timeline[timeline.method == method]
         values = [rows[kind].to_numpy() / GIB for kind in KINDS]
         axis.stackplot(rows.operation, values, colors=[COLORS[k] for k in KINDS], lw=0)
         total = rows[KINDS].sum(axis=1)
         axis.set_title(f"{style.look(method).label}: peak {style.digits(total.max() / GIB, 4)} GiB")
-        axis.set_xlabel("operation of the step")
+        axis.set_xlabel("operation of the step (thousands)")
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}"))
         axis.set_xlim(rows.operation.min(), rows.operation.max())
         axis.grid(False)
-    top = axes[0, 0].get_ylim()[1] * 1.08  # one height for all panels, with room for the names
-    for axis, method in zip(axes[0], methods, strict=True):
+    top = axes[0].get_ylim()[1] * 1.08  # one height for all panels, with room for the names
+    for axis, method in zip(axes, methods, strict=True):
         _phases(axis, timeline[timeline.method == method], top)
-    axes[0, 0].set_ylabel("GiB alive")
+    for axis in grid[:, 0]:
+        axis.set_ylabel("GiB alive")
     handles = [Patch(color=COLORS[k], label=k) for k in KINDS]
     fig.legend(handles=handles, loc="outside upper left", ncols=len(KINDS), columnspacing=1.2)
     return fig
