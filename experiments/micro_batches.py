@@ -78,7 +78,7 @@ def step_ratio(snr: Any, count: Any) -> Any:
 
 
 def signal_to_noise(whole: Any, rows: Any, count: int) -> Any:
-    """rho from the two second moments: ``N (v_1 - v_N) / (N v_N - v_1)``.
+    """The rho of two second moments: ``N (v_1 - v_N) / (N v_N - v_1)``.
 
     Args:
         whole: v_1, squares of the batch's gradient.
