@@ -25,6 +25,7 @@ from experiments.epochs import in_updates
 from experiments.errors import UserError, command_line, nearest
 from experiments.files import write_if_changed
 from experiments.hyperparameters import MethodChoice, MethodFile, check_arguments
+from experiments.probes import GradientsSpec
 from experiments.shapes import shapes
 from experiments.spec import MethodSpec, ModelSpec, Name, Resources, RunSpec, Seeds, Strict
 from experiments.starts import ModelChoice
@@ -139,12 +140,13 @@ class Study(Strict):
 class SuiteFile(Strict):
     """``suites/<name>.yaml``: studies, and whether they are too small to conclude from.
 
-    ``steps`` is the breadth of `experiments.memory_steps`.
+    ``steps`` is the breadth of `experiments.memory_steps`; ``gradients``: what is measured.
     """
 
     description: str
     smoke: bool = False
     steps: Literal["least", "less", "all"] = "all"
+    gradients: GradientsSpec | None = None
     studies: Annotated[list[Study], Field(min_length=1)]
 
 
@@ -347,10 +349,11 @@ def write(suite: str, runs: list[RunSpec], out: Path) -> dict[str, Any]:
     """Writes ``runs/<run_id>.yaml`` and ``datasets/<data_id>.yaml`` where their content changed.
 
     Returns:
-        What the workflow plans with: ``suite``, ``runs``, ``datasets`` (``missing``: what must be
-        put in place first).
+        What the workflow plans with: ``suite``, ``runs``, ``gradients``, ``datasets``
+        (``missing``: what must be put in place first).
     """
     datasets = {run.data.data_id: run.data for run in runs}
+    probe = _read(SuiteFile, "suites", suite).gradients
     for data_id, data in datasets.items():
         write_if_changed(out / "datasets" / f"{data_id}.yaml", spec.to_yaml(data))
     for run in runs:
@@ -372,6 +375,7 @@ def write(suite: str, runs: list[RunSpec], out: Path) -> dict[str, Any]:
             }
             for run in runs
         ],
+        "gradients": probe.plan(expand(suite), f"suites/{suite}.yaml") if probe else {},
         "datasets": [
             {"data_id": name, "missing": missing(data)} for name, data in datasets.items()
         ],

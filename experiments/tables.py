@@ -23,7 +23,8 @@ from experiments.spec import RunSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "paper_figures" / "tables"
-NAMES = ("runs", "metrics", "memory", "steps", "timeline")  # the first two are needed
+NAMES = ("runs", "metrics", "memory", "steps", "timeline", "gradients")  # the first two are needed
+LASTING = "gradients"  # of trainings of its own, named on each row: stays where no new one is made
 # Git holds every version for ever; some hundred runs take well below this.
 LARGEST_SUITE = 2_000_000
 SPEEDS = ("seconds", "tokens_per_second", "time_shares_optimizer", "time_shares_outside")
@@ -67,7 +68,7 @@ def run_spec(row: pd.Series) -> RunSpec:
 
 
 def keep(source: Path, suite: str, target: Path, *, speeds: bool = False) -> list[Path]:
-    """Writes a suite's tables, compact, in place of those in ``target``.
+    """Writes a suite's tables, compact, in place of those in ``target`` (but see `LASTING`).
 
     Args:
         source: folder with ``runs.parquet``, ``metrics.parquet`` and perhaps the others of `NAMES`.
@@ -93,11 +94,10 @@ def keep(source: Path, suite: str, target: Path, *, speeds: bool = False) -> lis
             for table in (runs, metrics)
         )
     tables = {"runs": runs, "metrics": metrics}
-    tables |= {
-        name: pd.read_parquet(source / f"{name}.parquet")
-        for name in NAMES[2:]
-        if (source / f"{name}.parquet").is_file()
-    }
+    for name in NAMES[2:]:
+        for folder in (source, *([target] if name == LASTING else [])):
+            if name not in tables and (folder / f"{name}.parquet").is_file():
+                tables[name] = pd.read_parquet(folder / f"{name}.parquet")
     new = target.with_name(f".{target.name}.partial")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)

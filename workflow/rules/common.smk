@@ -95,9 +95,14 @@ def cores_of(run):
     return run["threads"] * max(run["gpus"], 1)
 
 
+def manifest(run):
+    """The prepared data of a run."""
+    return f"data/prepared/{run['data_id']}/manifest.json"
+
+
 def manifest_of(wildcards):
     """The prepared data of a job's run."""
-    return f"data/prepared/{run_of(wildcards)['data_id']}/manifest.json"
+    return manifest(run_of(wildcards))
 
 
 def needed_models(wildcards):
@@ -134,6 +139,7 @@ def notebook_outputs():
     final = {run["task"] for run in collected if not run["tuning"]}
     tasks = final | {"tuning" for run in collected if run["tuning"]} | {None}
     tasks |= {"ablation" for run in collected if run["study"].startswith("ablation_")}
+    tasks |= {"gradients" for table in GRADIENTS}
     return {
         notebook: [
             file
@@ -227,4 +233,7 @@ RUNS = {run["run_id"]: run for run in PLAN["runs"]}
 # be run piece by piece. What a selected run starts from is made for it.
 ASKED = {need for run in PLAN["selected"] for need in [run, *RUNS[run]["needs"]]}
 COLLECTED = [run for run in RUNS if run in ASKED or summary(run).exists()]
+# Runs of which the gradients are measured as well, while they train a second time.
+MEASURED = [run for run in PLAN["gradients"].get("runs", []) if run in COLLECTED]
+GRADIENTS = [f"{RESULTS}/tables/gradients.parquet"] if MEASURED else []
 NOTEBOOKS = notebook_outputs()

@@ -11,6 +11,7 @@ for notebook, made in NOTEBOOKS.items():
             metrics=rules.collect.output.metrics,
             memory=rules.memory.output,
             steps=rules.memory_steps.output,
+            gradients=GRADIENTS if notebook == "gradients" else [],
             figlib=files("notebooks/figlib/**/*.py"),
             notebook=f"notebooks/{notebook}.ipynb",
         output:

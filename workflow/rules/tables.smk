@@ -70,3 +70,31 @@ rule memory_steps:
         "Table: whole steps on tensors without memory"
     shell:
         "python -m experiments.memory_steps {params.tables} --suite {params.suite} > {log} 2>&1"
+
+
+if GRADIENTS:
+
+    rule gradients:
+        input:
+            specs=ancient([f"{SPEC}/runs/{run}.yaml" for run in MEASURED]),
+            data=[manifest(RUNS[run]) for run in MEASURED],
+            code=files("experiments/concentration.py", "experiments/gradients.py"),
+        output:
+            GRADIENTS,
+        log:
+            f"{RESULTS}/logs/gradients.log",
+        benchmark:
+            f"{RESULTS}/benchmarks/gradients.tsv"
+        conda:
+            "../../environment.yml"
+        threads: max(RUNS[run]["threads"] for run in MEASURED)
+        resources:
+            mem_mb=max(RUNS[run]["mem_mb"] for run in MEASURED),
+            runtime=sum(RUNS[run]["runtime_min"] for run in MEASURED),
+        params:
+            steps=",".join(map(str, PLAN["gradients"]["steps"])),
+        message:
+            "Table: where the energy of gradients lies"
+        shell:
+            "python -m experiments.gradients {output} {input.specs}"
+            " --steps {params.steps} > {log} 2>&1"

@@ -32,7 +32,10 @@ def test_kept_tables_are_the_same_numbers_without_speeds(tmp_path: Path) -> None
         assert blank and new[blank].isna().all(axis=None)
         pd.testing.assert_frame_equal(old.drop(columns=blank), new.drop(columns=blank))
     (target / "stale.parquet").write_text("left over")
+    measured = pd.DataFrame({"run_id": ["methods-adamw"], "share": [0.25]})
+    measured.to_parquet(target / "gradients.parquet")  # by a command of its own: it stays
     tables.keep(source, "test", target, speeds=True)
+    pd.testing.assert_frame_equal(measured, pd.read_parquet(target / "gradients.parquet"))
     for old, new in zip(before, results.read_tables(target), strict=True):
         pd.testing.assert_frame_equal(old, new)
     assert not (target / "stale.parquet").exists()

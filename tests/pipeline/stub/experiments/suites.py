@@ -44,4 +44,4 @@ for dataset in content["datasets"]:
 runs = [run for run in runs if only in run["run_id"]]
 missing = content.get("missing")
 datasets = [{"data_id": name, "missing": missing} for name in content["datasets"]]
-print(json.dumps({"suite": suite, "runs": runs, "datasets": datasets}))
+print(json.dumps({"suite": suite, "runs": runs, "gradients": {}, "datasets": datasets}))
