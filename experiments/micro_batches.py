@@ -24,10 +24,11 @@ Columns:
 - ``step``: number of updates done with this one; ``over``: ``moments``, the second moments as the
   optimizer keeps them (decayed, from the first update), or ``window``, the plain sum since the
   last measured update.
-- ``name``, ``kind`` (``embedding``, ``attention``, ``mlp``, ``norm``, ``head``), ``elements``.
+- ``name``, ``kind`` (``embedding``, ``attention``, ``mlp``, ``norm``, ``head``), ``elements``: the
+  tensor; where ``name`` is missing, all tensors of the kind, or (``all``) of the model.
 - ``micro_batches``: N.
-- ``ratio``: ``sqrt(sum v_Adam / sum v_AdamA)``, sums over the weights of the tensor.
-- ``snr``: rho of the tensor, from the batch's gradient and those of its rows.
+- ``ratio``: ``sqrt(sum v_Adam / sum v_AdamA)``, sums over the weights of the row.
+- ``snr``: rho of these weights, from the batch's gradient and those of its rows.
 - ``ratio_even``, ``snr_odd``, ``predicted``: the ratio from updates of even number alone, rho from
   those of odd number alone, and the formula at the latter. Batches of the two have no row in
   common, so that agreement is no identity. Missing where there is no such update yet.
@@ -132,6 +133,7 @@ class Probe:
         self._task, self._batch = task, run.train.batch_size
         self._order = Order(task.rows, run.train.steps * self._batch, run.seeds.data)
         self._weights = dict(task.model.named_parameters())
+        self._groups = groups(self._weights)
         self._counts = sorted({1, *counts, self._batch})  # the rows tell the noise
         self._shown, self._steps = set(counts), set(steps)
         self._beta2, self._eps = optimizer.param_groups[0]["betas"][1], optimizer.defaults["eps"]
@@ -174,13 +176,11 @@ class Probe:
         self._error = max(self._error, float((whole / self._batch - own).norm() / own.norm()))
 
     def _measured(self, over: str) -> Iterator[dict[str, Any]]:
-        halves, start = self._sums[over], 0
+        halves = self._sums[over]
         sums = {n: halves[ODD][n] + halves[EVEN][n] for n in self._counts}
-        for name, weight in self._weights.items():
-            part = slice(start, start + weight.numel())
-            start = part.stop
+        for labels, parts in self._groups:
             total, odd, even = (
-                {n: float(v[n][part].double().sum()) for n in self._counts}
+                {n: sum(float(v[n][part].double().sum()) for part in parts) for n in self._counts}
                 for v in (sums, halves[ODD], halves[EVEN])
             )
             snr, snr_odd = (
@@ -190,9 +190,7 @@ class Probe:
                 yield {
                     "step": self._step,
                     "over": over,
-                    "name": name,
-                    "kind": kind(name),
-                    "elements": weight.numel(),
+                    **labels,
                     "micro_batches": count,
                     "ratio": _root(total[1], total[count]),
                     "snr": snr,
@@ -200,17 +198,37 @@ class Probe:
                     "snr_odd": snr_odd,
                     "predicted": float(step_ratio(snr_odd, count)),
                     "split_error": self._error,
-                    **(self._spread(sums, part, count) if over == "moments" else {}),
+                    **(self._spread(sums, parts, count) if over == "moments" else {}),
                 }
 
-    def _spread(self, sums: dict[int, Tensor], part: slice, count: int) -> dict[str, float]:
+    def _spread(self, sums: dict[int, Tensor], parts: list[slice], count: int) -> dict[str, float]:
         """Quantiles of single weights' step ratios."""
         seen = 1 - self._beta2**self._step
-        adam, adama = ((sums[n][part].double() / seen).sqrt() + self._eps for n in (1, count))
+        adam, adama = (
+            (torch.cat([sums[n][part] for part in parts]).double() / seen).sqrt() + self._eps
+            for n in (1, count)
+        )
         found = np.quantile((adam / adama).numpy(), QUANTILES)
         return {
             f"q{100 * q:02.0f}": float(value) for q, value in zip(QUANTILES, found, strict=True)
         }
+
+
+def groups(weights: dict[str, Tensor]) -> list[tuple[dict[str, Any], list[slice]]]:
+    """Each tensor, each kind and all: labels, and places in the vector of all weights in a row."""
+    tensors, start = [], 0
+    for name, weight in weights.items():
+        tensors.append((name, kind(name), slice(start, start + weight.numel())))
+        start += weight.numel()
+    found = [({"name": name, "kind": of}, [part]) for name, of, part in tensors]
+    for wanted in dict.fromkeys(of for _, of, _ in tensors):
+        parts = [part for _, of, part in tensors if of == wanted]
+        found.append(({"name": None, "kind": wanted}, parts))
+    found.append(({"name": None, "kind": "all"}, [slice(0, start)]))
+    return [
+        (labels | {"elements": sum(part.stop - part.start for part in parts)}, parts)
+        for labels, parts in found
+    ]
 
 
 def _root(adam: float, adama: float) -> float:

@@ -84,13 +84,16 @@ def test_a_measured_run_ends_as_an_unmeasured_one(prepared: Path, tmp_path: Path
     assert set(table.weights_sha256) == {models.weights_sha256(task.model)}
     assert table.split_error.max() < 1e-5
     weights = len(list(task.model.parameters()))
-    assert len(table) == weights * 3 * 2 * 2  # N, updates, moments and window
+    kinds = ["embedding", "attention", "mlp", "norm", "head", "all"]
+    assert len(table) == (weights + len(kinds)) * 3 * 2 * 2  # N, updates, moments and window
     one, eight = (table[table.micro_batches == n] for n in (1, 8))
     assert (one[["ratio", "ratio_even", "predicted"]] == 1).all(axis=None)
     assert (eight.ratio <= 8**0.5 + 1e-6).all() and (eight.ratio != 1).all()
-    assert set(table.kind) == {"embedding", "attention", "mlp", "norm", "head"}
+    whole = eight[eight.name.isna()].groupby("kind").elements.first()
+    assert sorted(whole.index) == sorted(kinds)
+    assert whole["all"] == whole.drop("all").sum() == set(table.parameters).pop()
     # after two updates the window has seen what the moments have, but for the decay of the first
-    first = eight[eight.step == 2].set_index("name")
+    first = eight[eight.step == 2].set_index(["name", "kind"])
     moments, window = (first[first.over == over].ratio for over in ("moments", "window"))
     np.testing.assert_allclose(moments, window, rtol=1e-3)
 
