@@ -164,15 +164,16 @@ class Probe:
 
     def _gradients(self) -> Iterator[Tensor]:
         """Gradient of each row of this update, all weights in one vector; checks their sum."""
-        whole = 0.0
+        whole: Tensor | None = None
         for place in range((self._step - 1) * self._batch, self._step * self._batch):
             with torch.enable_grad():
                 loss = self._task.model(**self._task.collate([self._order[place]])).loss
                 found = torch.autograd.grad(loss, list(self._weights.values()))
             gradient = torch.cat([part.flatten() for part in found])
-            whole = whole + gradient
+            whole = gradient if whole is None else whole + gradient
             yield gradient
-        own = torch.cat([p.grad.flatten() for p in self._weights.values()])
+        own = torch.cat([p.grad.flatten() for p in self._weights.values() if p.grad is not None])
+        assert whole is not None  # a batch has rows
         self._error = max(self._error, float((whole / self._batch - own).norm() / own.norm()))
 
     def _measured(self, over: str) -> Iterator[dict[str, Any]]:
@@ -216,11 +217,14 @@ class Probe:
 
 def groups(weights: dict[str, Tensor]) -> list[tuple[dict[str, Any], list[slice]]]:
     """Each tensor, each kind and all: labels, and places in the vector of all weights in a row."""
-    tensors, start = [], 0
+    tensors: list[tuple[str, str, slice]] = []
+    start = 0
     for name, weight in weights.items():
         tensors.append((name, kind(name), slice(start, start + weight.numel())))
         start += weight.numel()
-    found = [({"name": name, "kind": of}, [part]) for name, of, part in tensors]
+    found: list[tuple[dict[str, Any], list[slice]]] = [
+        ({"name": name, "kind": of}, [part]) for name, of, part in tensors
+    ]
     for wanted in dict.fromkeys(of for _, of, _ in tensors):
         parts = [part for _, of, part in tensors if of == wanted]
         found.append(({"name": None, "kind": wanted}, parts))
