@@ -56,6 +56,18 @@ def intervals(runs: pd.DataFrame) -> str:
     return "One seed: no interval can be given."
 
 
+def elsewhere(table: pd.DataFrame | None) -> str:
+    """On which further documents models were measured; nothing where they were not."""
+    if table is None:
+        return ""
+    first = table.iloc[0]
+    return (
+        f"The last columns: the models of {len(table)} of the runs on {first.documents} held-out "
+        f"documents of {first.source} (fingerprint {first.fingerprint[:8]}, {first.tokens:,.0f} "
+        f"tokens of the runs' own tokenizer; its unigram loss {first.unigram_loss:.4f}). "
+    )
+
+
 def extent(values: pd.Series, form: str) -> str:
     """``4`` or ``4–8``."""
     low, high = form.format(values.min()), form.format(values.max())

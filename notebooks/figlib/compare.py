@@ -70,6 +70,28 @@ def against(runs: pd.DataFrame, reference: str = "adamw") -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(order, kind="stable", ignore_index=True)
 
 
+def elsewhere(runs: pd.DataFrame, table: pd.DataFrame, reference: str = "adamw") -> pd.DataFrame:
+    """Each method on the documents of another source, paired with the reference as in `against`.
+
+    Args:
+        runs: final runs of runs.parquet, with ``label``.
+        table: ``elsewhere.parquet``; runs that are not in it, and seeds for which the reference is
+            not, are left out.
+        reference: catalog name.
+
+    Returns:
+        One row a line: the keys of a line, ``elsewhere_loss``, ``elsewhere_difference``, ``_low``,
+        ``_high`` and ``_seeds``.
+    """
+    asked = runs.assign(final_validation_loss=runs.run_id.map(table.set_index("run_id").loss))
+    asked = asked[asked.run_id.isin(table.run_id)]
+    pairs = asked[asked.method == reference].set_index(PAIR).index
+    asked = asked[asked.set_index(PAIR).index.isin(pairs)]
+    kept = ["loss", "difference", "low", "high", "seeds"]
+    found = against(asked, reference) if len(asked) else pd.DataFrame(columns=[*KEYS, *kept])
+    return found[[*KEYS, *kept]].rename(columns={name: f"elsewhere_{name}" for name in kept})
+
+
 def reading(difference: float, low: float, high: float) -> str:
     """What an interval of a difference says, by the rule of docs/study.md."""
     if np.isnan(difference):

@@ -236,4 +236,13 @@ COLLECTED = [run for run in RUNS if run in ASKED or summary(run).exists()]
 # Runs of which the gradients are measured as well, while they train a second time.
 MEASURED = [run for run in PLAN["gradients"].get("runs", []) if run in COLLECTED]
 GRADIENTS = [f"{RESULTS}/tables/gradients.parquet"] if MEASURED else []
+# Pretrained models are also asked about real web text, where somebody has put a sample of it.
+SAMPLE = "c4_sample"
+ELSEWHERE = [
+    run
+    for run in COLLECTED
+    if Path("data/local", SAMPLE).exists()
+    and RUNS[run]["task"] == "pretrain"
+    and not RUNS[run]["tuning"]
+]
 NOTEBOOKS = notebook_outputs()

@@ -12,6 +12,7 @@ for notebook, made in NOTEBOOKS.items():
             memory=rules.memory.output,
             steps=rules.memory_steps.output,
             gradients=GRADIENTS if notebook == "gradients" else [],
+            elsewhere=rules.elsewhere.output if ELSEWHERE else [],
             figlib=files("notebooks/figlib/**/*.py"),
             notebook=f"notebooks/{notebook}.ipynb",
         output:

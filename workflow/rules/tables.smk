@@ -24,6 +24,31 @@ rule collect:
         "python -m experiments.results collect {params.tables} {params.runs} > {log} 2>&1"
 
 
+if ELSEWHERE:
+
+    rule elsewhere:
+        input:
+            runs=summaries(ELSEWHERE),
+            code="experiments/elsewhere.py",
+        output:
+            f"{RESULTS}/tables/elsewhere.parquet",
+        log:
+            f"{RESULTS}/logs/elsewhere.log",
+        conda:
+            "../../environment.yml"
+        resources:
+            mem_mb=4000,
+            runtime=60,
+        params:
+            source=SAMPLE,
+            runs=lambda wildcards, input: [Path(file).parent for file in input.runs],
+        message:
+            "Table: pretrained models on held-out documents of a C4 sample"
+        shell:
+            "python -m experiments.elsewhere {output} {params.runs}"
+            " --source {params.source} > {log} 2>&1"
+
+
 rule memory:
     input:
         specs=ancient([f"{SPEC}/runs/{run}.yaml" for run in RUNS]),

@@ -63,6 +63,38 @@ def test_what_cannot_be_kept_is_named_and_leaves_the_old_tables(
     assert [path.name for path in target.parent.iterdir()] == ["test"]
 
 
+def test_added_runs_stand_among_those_in_git_as_if_kept_together(tmp_path: Path) -> None:
+    whole = collected(tmp_path)
+    runs, metrics = results.read_tables(whole)
+    runs["weights_sha256"] = ["a", "b"]
+    runs.to_parquet(whole / "runs.parquet")
+    parts = {name: tmp_path / name for name in ("adamw", "gwt")}
+    for method, folder in parts.items():
+        folder.mkdir()
+        runs[runs.method == method].to_parquet(folder / "runs.parquet")
+        metrics[metrics.method == method].to_parquet(folder / "metrics.parquet")
+    (parts["gwt"] / "memory.parquet").write_bytes((whole / "runs.parquet").read_bytes())
+    together, target = tmp_path / "kept" / "together", tmp_path / "kept" / "test"
+    tables.keep(whole, "test", together)
+    tables.keep(parts["gwt"], "test", target)
+    for source in (parts["adamw"], whole):  # the second brings nothing new
+        tables.keep(source, "test", target, add=True)
+        assert (target / "memory.parquet").is_file()
+        for old, new in zip(
+            results.read_tables(together), results.read_tables(target), strict=True
+        ):
+            pd.testing.assert_frame_equal(old, new, check_dtype=False)
+    elsewhere = pd.DataFrame({"run_id": runs.run_id, "loss": [1.0, 2.0]})
+    for row, loss in ((0, 1.0), (1, 3.0)):
+        elsewhere[row : row + 1].assign(loss=loss).to_parquet(whole / "elsewhere.parquet")
+        tables.keep(whole, "test", target, add=True)
+    joined = tables.read_further(target, "elsewhere")
+    assert joined is not None and joined.loss.tolist() == [1.0, 3.0]
+    runs.assign(weights_sha256="other").to_parquet(whole / "runs.parquet")
+    with pytest.raises(UserError, match="trained at commit p, it ends with other weights than"):
+        tables.keep(whole, "test", target, add=True)
+
+
 def test_results_made_here_come_before_those_in_git(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,18 @@ def test_a_seed_without_the_reference_is_named() -> None:
         compare.against(lost)
 
 
+def test_another_text_is_compared_by_the_seeds_that_the_reference_has_there() -> None:
+    runs = pretrained(3)
+    asked = runs[runs.method.isin(["adamw", "gwt"]) & (runs.seeds_weights != 2)]
+    asked = pd.concat([asked, runs[(runs.method == "coap") & (runs.seeds_weights == 2)]])
+    table = asked[["run_id"]].assign(loss=6.0 + 0.25 * (asked.method == "gwt"))
+    found = compare.elsewhere(runs, table).set_index("method")
+    assert set(found.index) == {"adamw", "gwt"}  # COAP's seed has no AdamW there
+    assert found.loc["gwt", ["elsewhere_loss", "elsewhere_difference"]].tolist() == [6.25, 0.25]
+    assert found.loc["gwt", "elsewhere_seeds"] == 2
+    assert compare.elsewhere(runs, table[:0]).empty
+
+
 def test_front_holds_what_nothing_beats() -> None:
     points = pd.DataFrame(
         {"bytes_per_weight": [0, 2, 2, 4, 8], "perplexity": [90.0, 50, 60, 55, 40]}
