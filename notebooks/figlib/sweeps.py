@@ -47,12 +47,14 @@ def sensitivity(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def panels(table: pd.DataFrame, unigram: float) -> Figure:
-    """Perplexity against learning rate, one panel a method, all with the same height.
+    """Perplexity or loss against learning rate, one panel a method, all with the same height.
 
     Args:
         table: of one study and model, what :func:`sensitivity` returns.
-        unigram: perplexity of the unigram distribution.
+        unigram: perplexity of the unigram distribution; NaN where no language was modelled: then
+            the loss is drawn, which is no perplexity.
     """
+    value = "loss" if np.isnan(unigram) else "perplexity"
     groups = list(table.groupby("label", sort=False))
     columns = min(PANELS_A_ROW, len(groups))
     rows = ceil(len(groups) / columns)
@@ -61,23 +63,16 @@ def panels(table: pd.DataFrame, unigram: float) -> Figure:
     for axis in axes.flat[len(groups) :]:
         axis.set_axis_off()
     for axis, (label, rows_) in zip(axes.flat, groups, strict=False):
-        _panel(axis, rows_, unigram)
+        _panel(axis, rows_, value)
         axis.set_title(label)
-    finite = table.perplexity.dropna()
-    low, high = finite.min(), max(finite.max(), unigram)
-    room = (high / low) ** 0.2  # below for the numbers, above for the crosses
+    finite = table[value].dropna()
+    low, high = finite.min(), np.nanmax([finite.max(), unigram])
+    room = (high / low) ** 0.25  # below for the numbers, above for the crosses
     axes[0, 0].set_ylim(low / room, high * room)
-    axes[0, 0].annotate(
-        "unigram baseline",
-        (0.02, unigram),
-        xycoords=axes[0, 0].get_yaxis_transform(),
-        xytext=(0, 2),
-        textcoords="offset points",
-        color=style.MUTED,
-        fontsize=7.5,
-    )
+    if value == "perplexity":
+        _baseline(list(axes.flat[: len(groups)]), unigram)
     for axis in axes[:, 0]:
-        axis.set_ylabel("Held-out perplexity")
+        axis.set_ylabel(f"Held-out {value}")
     for index, axis in enumerate(axes.flat[: len(groups)]):
         if index + columns >= len(groups):
             axis.set_xlabel("Peak learning rate")
@@ -85,27 +80,40 @@ def panels(table: pd.DataFrame, unigram: float) -> Figure:
     return fig
 
 
-def _panel(axis: Axes, rows: pd.DataFrame, unigram: float) -> None:
+def _baseline(axes: list[Axes], unigram: float) -> None:
+    """A line in every panel, named in the first."""
+    for axis in axes:
+        axis.axhline(unigram, color=style.MUTED, lw=1.0, ls=(0, (4, 3)), zorder=1)
+    axes[0].annotate(
+        "unigram baseline",
+        (0.02, unigram),
+        xycoords=axes[0].get_yaxis_transform(),
+        xytext=(0, 2),
+        textcoords="offset points",
+        color=style.MUTED,
+        fontsize=7.5,
+    )
+
+
+def _panel(axis: Axes, rows: pd.DataFrame, value: str) -> None:
     look = style.look(rows.method.iloc[0])
     axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.axhline(unigram, color=style.MUTED, lw=1.0, ls=(0, (4, 3)), zorder=1)
-    axis.plot(
-        rows.lr, rows.perplexity, color=look.color, marker=look.marker, markerfacecolor="white"
-    )
+    axis.plot(rows.lr, rows[value], color=look.color, marker=look.marker, markerfacecolor="white")
     best = rows[rows.chosen]
-    axis.plot(best.lr, best.perplexity, look.marker, color=look.color, ls="none")
+    axis.plot(best.lr, best[value], look.marker, color=look.color, ls="none")
     for row in best.itertuples():
+        height = getattr(row, value)
         axis.annotate(
-            f"{style.digits(row.perplexity, 3)}{' (edge)' if row.at_edge else ''}",
-            (row.lr, row.perplexity),
+            f"{style.digits(height, 3)}{' (edge)' if row.at_edge else ''}",
+            (row.lr, height),
             xytext=(0, -11),
             textcoords="offset points",
             ha="center",
             color=style.readable(look.color),
             fontsize=8,
         )
-    lost = rows[rows.perplexity.isna()]
+    lost = rows[rows[value].isna()]
     axis.plot(
         lost.lr,
         np.full(len(lost), 0.93),
