@@ -9,6 +9,7 @@ rows of every ``metrics.jsonl`` with the run's labels; ``split`` says which part
 on: ``train``, ``validation``, or a further part. ``final_<metric>`` is that of ``validation``,
 ``final_<part>_<metric>`` that of a further part, and ``final_score`` the one that ``score_metric``
 names, by which tables rank; ``select`` says whether ``final`` is the last evaluation or the best.
+``generations`` holds what a model tuned on instructions says, as JSON lines.
 The order of the rows depends on the runs alone.
 """
 
@@ -126,9 +127,13 @@ def _run_row(folder: Path) -> dict[str, Any]:
     try:
         summary["method_args"] = json.dumps(summary["method_args"], sort_keys=True)
         known = {key: _cell(provenance[key]) for key in PROVENANCE}
-        return _flat(summary) | known | {"spec": canonical_json(load_yaml(folder / "run.yaml"))}
+        known["spec"] = canonical_json(load_yaml(folder / "run.yaml"))
     except KeyError as error:
         raise UserError(f"{folder}: summary or provenance lacks the key {error}") from None
+    said = folder / "generations.jsonl"
+    if said.is_file():
+        known["generations"] = said.read_text(encoding="utf-8")
+    return _flat(summary) | known
 
 
 def _cell(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import sys
 import tempfile
@@ -39,8 +40,11 @@ def suites() -> list[str]:
 
 def notebooks_of(suite: str, folder: Path) -> list[str]:
     """Notebooks that have something to show of a suite's tables, as the workflow chooses them."""
-    runs = pd.read_parquet(folder / "runs.parquet", columns=["task", "tuning", "study"])
-    tasks = {*runs.task[~runs.tuning]} | ({"tuning"} if runs.tuning.any() else set())
+    columns = ["run_id", "task", "tuning", "study", "spec"]
+    runs = pd.read_parquet(folder / "runs.parquet", columns=columns)
+    started = {json.loads(spec)["model"].get("run") for spec in runs.spec}  # means, not compared
+    final = runs[~runs.tuning & ~runs.run_id.isin(started)]
+    tasks = {*final.task} | ({"tuning"} if runs.tuning.any() else set())
     if (folder / "memory.parquet").is_file():  # a suite of runs alone may leave bytes to another
         tasks.add(None)
     if runs.study.str.startswith(compare.ABLATION).any():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 
 import numpy as np
 import pandas as pd
 
 from experiments.printed_scores import PrintedFile, cells
 
-from . import rows, stats, style
+from . import compare, rows, stats, style
 from .bundle import Columns
 
 METRICS = {  # column of runs.parquet without `final_` -> heading
@@ -65,6 +65,26 @@ def scores(runs: pd.DataFrame) -> pd.DataFrame:
     order = ["task", "study", "model", "_rank"]
     ranked = table.assign(_rank=rank).sort_values(order, kind="stable", ignore_index=True)
     return ranked.drop(columns="_rank")
+
+
+def with_differences(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """``table`` with the loss of each method minus AdamW's, paired by seed.
+
+    Args:
+        table: what :func:`scores` returns.
+        runs: the same runs; those of a study and seed without AdamW have no difference.
+
+    Returns:
+        Also ``difference``, ``difference_low``, ``difference_high`` and ``reading``, see
+        `compare.against`; nothing new where no run has AdamW beside it.
+    """
+    pairs = runs.set_index(compare.PAIR).index
+    paired = runs[pairs.isin(pairs[runs.method == "adamw"])]
+    if paired.empty:
+        return table
+    found = compare.against(paired)[[*rows.KEYS, "difference", "low", "high", "reading"]]
+    found = found.rename(columns={"low": "difference_low", "high": "difference_high"})
+    return table.merge(found, on=rows.KEYS, how="left", validate="one_to_one")
 
 
 def metric_columns(table: pd.DataFrame, form: str = ".3f") -> Columns:
@@ -138,22 +158,17 @@ def _ours(runs: pd.DataFrame, column: str) -> list[dict[str, object]]:
     return table.to_dict("records")  # type: ignore[return-value]
 
 
-def answers(runs: pd.DataFrame, folder: str | Path) -> pd.DataFrame:
+def answers(runs: pd.DataFrame) -> pd.DataFrame:
     """What the tuned models say: the answers of each method's first seed to the fixed prompts.
 
     Args:
-        runs: rows of runs.parquet.
-        folder: of the suite's runs. Tables in git have none: then one row a method says so.
+        runs: rows of runs.parquet; a run whose row has no answers gets one row that says so.
     """
     first = runs.sort_values("seeds_weights", kind="stable").drop_duplicates(rows.KEYS)
     made = []
-    for run in stats.in_order(first).itertuples():
-        file = Path(folder) / str(run.run_id) / "generations.jsonl"
-        said = pd.DataFrame(
-            {"instruction": ["(all)"], "answer": ["(the run's folder is not here)"]}
-        )
-        if file.is_file():
-            said = pd.read_json(file, lines=True)
-        said = said.assign(study=run.study, model=run.model)
-        made.append(said.assign(method=run.method, label=run.label, run_id=run.run_id))
+    for _, run in stats.in_order(first).iterrows():
+        said = pd.DataFrame({"instruction": ["(all)"], "answer": ["(not in these tables)"]})
+        if isinstance(kept := run.get("generations"), str):
+            said = pd.DataFrame(map(json.loads, kept.strip().split("\n")))
+        made.append(said.assign(**run[["study", "model", "method", "label", "run_id"]]))
     return pd.concat(made, ignore_index=True)

@@ -136,7 +136,10 @@ def bundle(name, kind):
 def notebook_outputs():
     """Files that each notebook writes, given the tasks that were run (notebooks/bundles.yaml)."""
     collected = [RUNS[run] for run in COLLECTED]
-    final = {run["task"] for run in collected if not run["tuning"]}
+    # A run from which others start is a means: alone it has nothing beside it to compare.
+    started = {need for run in collected for need in run["needs"]}
+    shown = [run for run in collected if run["run_id"] not in started]
+    final = {run["task"] for run in shown if not run["tuning"]}
     tasks = final | {"tuning" for run in collected if run["tuning"]} | {None}
     tasks |= {"ablation" for run in collected if run["study"].startswith("ablation_")}
     tasks |= {"gradients" for table in GRADIENTS}

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from experiments.data.prepare import prepare
 from experiments.spec import DataSpec, RunSpec, parse
 
 WORDS = ("the", "optimizer", "keeps", "moments", "of", "each", "weight", "and", "a", "step size")
+ENCODER_WORDS = [f"w{i}" for i in range(30)]  # what `encoder` knows
 
 # where the runs' documents lie; `prepared` writes them there, and the data of a run must be its own
 DOCUMENTS = Path(tempfile.gettempdir()) / f"memopt-tests-{os.getpid()}" / "documents.jsonl"
@@ -84,3 +87,19 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         prepare(parse(DataSpec, run_content()["data"], "test"), folder / "prepared")
     yield folder / "prepared"
     shutil.rmtree(DOCUMENTS.parent)
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny pretrained BERT: config, weights, tokenizer."""
+    folder = tmp_path_factory.mktemp("encoder")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *ENCODER_WORDS]
+    # `vocab_file=` would build a tokenizer of five entries and say nothing (transformers 5.24)
+    BertTokenizerFast(vocab={word: i for i, word in enumerate(vocabulary)}).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    BertModel(config).save_pretrained(folder)
+    return folder

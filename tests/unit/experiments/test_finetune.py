@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
-    BertTokenizerFast,
-)
+from transformers import BertForSequenceClassification, BertTokenizerFast
 
 import memopt
 from experiments import finetune, models, rundir, session, training
@@ -23,7 +18,7 @@ from experiments.errors import UserError
 from experiments.spec import DataSpec, ModelSpec, RunSpec, parse
 from memopt.catalog import METHODS
 
-WORDS = [f"w{i}" for i in range(30)]
+from .conftest import ENCODER_WORDS as WORDS
 
 
 @pytest.fixture(autouse=True)
@@ -31,22 +26,6 @@ def default_algorithms() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny pretrained BERT: config, weights, tokenizer."""
-    folder = tmp_path_factory.mktemp("encoder")
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    # `vocab_file=` would build a tokenizer of five entries and say nothing (transformers 5.24)
-    BertTokenizerFast(vocab={word: i for i, word in enumerate(vocabulary)}).save_pretrained(folder)
-    config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=32,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    BertModel(config).save_pretrained(folder)
-    return folder
 
 
 def made_up(kind: str, count: int, draw: random.Random) -> Iterator[dict[str, Any]]:

@@ -60,9 +60,18 @@ def test_written_tables_are_read_back(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("sys.argv", ["results", "collect", str(out), str(folder)])
     results._main()
     runs, metrics = results.read_tables(out)
+    assert "generations" not in runs
     assert runs.diverged.tolist() == [True]
     assert runs.final_perplexity.isna().all()  # the column is there although nobody has a value
     assert metrics.step.tolist() == [2, 4]
+
+
+def test_what_a_tuned_model_says_stands_in_its_row(tmp_path: Path) -> None:
+    folders = [run_folder(tmp_path, "adamw", seed) for seed in (0, 1)]
+    said = '{"answer": "sí"}\n{"answer": "no"}\n'
+    (folders[0] / "generations.jsonl").write_text(said, encoding="utf-8")
+    runs, _ = results.collect(folders)
+    assert runs.generations[0] == said and pd.isna(runs.generations[1])
 
 
 def test_missing_and_unfinished_runs_are_named(tmp_path: Path) -> None:

@@ -262,13 +262,11 @@ def timeline() -> pd.DataFrame:
 
 
 def write(folder: Path, seeds: int = 1) -> None:
-    """Write the tables, and beside them what tuned models said, as the workflow does."""
+    """Write the tables, as the workflow does."""
     folder.mkdir(parents=True, exist_ok=True)
     runs, metrics = tables(seeds)
-    for run_id in runs.run_id[runs.task == "instruct"]:
-        said = folder.parent / "runs" / run_id / "generations.jsonl"
-        said.parent.mkdir(parents=True, exist_ok=True)
-        said.write_text(json.dumps({"instruction": "Name a colour.", "answer": "Made | up."}))
+    said = json.dumps({"instruction": "Name a colour.", "answer": "Made | up."}) + "\n"
+    runs["generations"] = [said if task == "instruct" else None for task in runs.task]
     images, updates = map(pd.DataFrame, fixture_vision.tables(run_row))
     runs = pd.concat([runs, sweep(), ablation(), images], ignore_index=True)
     metrics = pd.concat([metrics, updates], ignore_index=True)
