@@ -8,7 +8,8 @@
 rows of every ``metrics.jsonl`` with the run's labels; ``split`` says which part a row was measured
 on: ``train``, ``validation``, or a further part. ``final_<metric>`` is that of ``validation``,
 ``final_<part>_<metric>`` that of a further part, and ``final_score`` the one that ``score_metric``
-names, by which tables rank; ``select`` says whether ``final`` is the last evaluation or the best.
+names, by which tables rank; ``select`` says whether ``final`` is the last evaluation or the best,
+``aggregate`` how tables and curves put seeds together.
 ``generations`` holds what a model tuned on instructions says, as JSON lines.
 The order of the rows depends on the runs alone.
 """

@@ -38,11 +38,13 @@ def summary(spec: ScoreSpec | None, rows: Iterable[Row], last: dict[str, Metrics
 
     Returns:
         ``final`` (the metrics of the selected evaluation, its ``score`` among them),
-        ``score_metric``, ``select``, ``last_score``, and ``best_score`` with ``best_step``.
+        ``score_metric``, ``select``, ``aggregate``, ``last_score``, and ``best_score`` with
+        ``best_step``.
     """
     if spec is None:
         return {"final": final(last)}
     names = {"score_metric": spec.metric, "select": spec.select}
+    names["aggregate"] = spec.aggregate or "mean"
     if not last:
         return names | {"final": {}, "last_score": None, "best_score": None, "best_step": None}
     evaluations = [row for row in rows if row["split"] != "train"]

@@ -290,10 +290,13 @@ class ScoreSpec(Strict):
         select: ``last``: the evaluation after the last update. ``best``: the one with the best
             score, which flatters: it is chosen on the rows that it is measured on. Summaries
             hold both scores whatever is chosen.
+        aggregate: over seeds, in tables and curves: ``mean`` (default) with a Student interval, or
+            ``median``, as RoBERTa's GLUE tables have it, with one of order statistics.
     """
 
     metric: Literal["accuracy", "f1", "matthews", "pearson", "spearman", "perplexity"]
     select: Literal["last", "best"]
+    aggregate: Literal["mean", "median"] | None = None  # None, so that hashes of runs stay
 
 
 class InstructSpec(Strict):

@@ -52,6 +52,8 @@ def rates(runs: pd.DataFrame) -> str:
 def intervals(runs: pd.DataFrame) -> str:
     """How seeds are shown."""
     if runs.groupby(["study", "model", "label"]).size().max() > 1:
+        if "aggregate" in runs and set(runs["aggregate"]) == {"median"}:
+            return "Lines are medians over seeds, bands 95 % intervals of order statistics, if any."
         return "Lines are means over seeds, bands 95 % Student-t intervals of the mean loss."
     return "One seed: no interval can be given."
 

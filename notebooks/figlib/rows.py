@@ -12,10 +12,10 @@ KEYS = ["study", "model", "method", "label"]
 
 
 def over_seeds(runs: pd.DataFrame, value: str, how: str) -> pd.DataFrame:
-    """Mean and 95 % interval of ``value`` per line; ``how='exp'`` turns losses to perplexities."""
+    """Mean (or median) and 95 % interval of ``value`` per line; ``how='exp'`` is for losses."""
     rows = []
     for key, group in runs.groupby(KEYS, sort=False):
-        mean, low, high = stats.interval(group[value])
+        mean, low, high = stats.over_seeds(group, group[value])
         numbers = np.exp([mean, low, high]) if how == "exp" else np.array([mean, low, high])
         rows.append((*key, *numbers))
     return pd.DataFrame(rows, columns=[*KEYS, "value", "low", "high"])

@@ -1,4 +1,4 @@
-"""Statistics over seeds: means with 95 % Student intervals, on the loss scale."""
+"""Statistics over seeds: means or medians with 95 % intervals, on the loss scale."""
 
 from __future__ import annotations
 
@@ -30,6 +30,36 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
         return mean, float("nan"), float("nan")
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
     return mean, mean - half, mean + half
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median and its 95 % interval by order statistics, which asks nothing of the distribution.
+
+    The interval runs from the k-th lowest to the k-th highest value, with the largest k at which a
+    fair coin shows fewer than k heads in n throws with at most 2.5 %. Below six values there is
+    none: the bounds are NaN.
+    """
+    x = np.sort(np.asarray(values, dtype=float))
+    median, k = float(np.median(x)), int(stats.binom.ppf((1 - CONFIDENCE) / 2, len(x), 0.5))
+    if k < 1 or np.isnan(median):
+        return median, float("nan"), float("nan")
+    return median, float(x[k - 1]), float(x[-k])
+
+
+def over_seeds(group: pd.DataFrame, values: pd.Series) -> tuple[float, float, float]:
+    """Middle and interval by the rule of the runs' task: mean, unless their rows say ``median``.
+
+    Args:
+        group: rows of one line; ``aggregate`` where the tables have it.
+        values: one a row.
+
+    Raises:
+        FigureError: the rows follow different rules.
+    """
+    rules = set(group["aggregate"].fillna("mean")) if "aggregate" in group else {"mean"}
+    if len(rules) > 1:
+        raise FigureError(f"{group.run_id.iloc[0]}: seeds of one line with rules {sorted(rules)}.")
+    return median_interval(values) if rules == {"median"} else interval(values)
 
 
 def require(table: pd.DataFrame, what: str, columns: Sequence[str]) -> pd.DataFrame:

@@ -95,15 +95,14 @@ def metric_columns(table: pd.DataFrame, form: str = ".3f") -> Columns:
 def curves(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
     """The score of each run's task over training, one row a series and step; as `stats.curves`."""
     held_out = metrics[metrics.split == "validation"]
-    merged = held_out.merge(
-        runs[["run_id", "label", "data_id", "score_metric"]], on="run_id", validate="many_to_one"
-    )
+    about = ["run_id", "label", "data_id", "score_metric"] + ["aggregate"] * ("aggregate" in runs)
+    merged = held_out.merge(runs[about], on="run_id", validate="many_to_one")
     stats.require(merged, "held-out metrics of these runs (metrics.parquet)", ["score_metric"])
     made = []
     for key, group in merged.groupby([*stats.SERIES, "step"], sort=True):
         metric = group.score_metric.iloc[0]
         by_loss = metric == "perplexity"
-        found = stats.interval(group.loss if by_loss else group[metric])
+        found = stats.over_seeds(group, group.loss if by_loss else group[metric])
         mean, low, high = np.exp(found) if by_loss else found
         made.append(
             dict(zip([*stats.SERIES, "step"], key, strict=True))

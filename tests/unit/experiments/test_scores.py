@@ -25,6 +25,7 @@ def test_the_last_evaluation_counts_and_the_best_is_told() -> None:
     assert found == {
         "score_metric": "accuracy",
         "select": "last",
+        "aggregate": "mean",
         "final": {
             "validation_loss": 0.6,
             "f1": 0.8,

@@ -88,6 +88,11 @@ def test_run_id_is_readable() -> None:
         ("score", {"metric": "f1"}, "key 'score.select' is missing"),
         ("score", {"metric": "f1", "select": "first"}, "score.select: input should be 'last' or"),
         ("score", {"metric": "accurracy", "select": "last"}, "score.metric: input should be"),
+        (
+            "score",
+            {"metric": "f1", "select": "last", "aggregate": "best"},
+            "score.aggregate: input should be 'mean' or",
+        ),
         ("study", "Bad Name", "study: string should match pattern"),
         ("train.schedule", {"name": "linear", "min_lr_ratio": 0.1}, "belongs to the schedule"),
     ],

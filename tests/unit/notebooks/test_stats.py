@@ -24,6 +24,27 @@ def test_one_seed_has_no_interval() -> None:
     assert mean == 4 and math.isnan(low) and math.isnan(high)
 
 
+def test_median_has_an_interval_from_six_values_on() -> None:
+    """Tables of the sign test: 6 values span 96.9 %, the second of 9 to the eighth 96.1 %."""
+    assert stats.median_interval([3, 1, 2, 6, 5, 4]) == (3.5, 1, 6)
+    assert stats.median_interval(range(9)) == (4, 1, 7)
+    five = stats.median_interval([5, 1, 9, 2, 3])
+    assert five[0] == 3 and math.isnan(five[1])
+
+
+def test_seeds_are_put_together_by_the_rule_of_their_task() -> None:
+    runs, _ = fixture_tables.tables(seeds=3)
+    runs = stats.with_labels(runs[runs.task == "finetune"])
+    runs.loc[runs.seeds_weights == 2, "final_score"] = 0.0  # one seed far off
+    means = rows.over_seeds(runs, "final_score", "as is").value
+    medians = rows.over_seeds(runs.assign(aggregate="median"), "final_score", "as is").value
+    first = runs[runs.label == runs.label.iloc[0]].final_score[:3]
+    assert means[0] == pytest.approx(first.mean()) and medians[0] == sorted(first)[1]
+    with pytest.raises(FigureError, match=r"rules \['mean', 'median'\]"):
+        mixed = runs.assign(aggregate=["median"] + [None] * (len(runs) - 1))
+        rows.over_seeds(mixed, "final_score", "as is")
+
+
 def test_labels_name_only_what_differs() -> None:
     runs, _ = fixture_tables.tables(seeds=2)
     assert set(stats.with_labels(runs).label) == {
