@@ -41,7 +41,8 @@ def write(
     """Writes one Parquet file a split; returns their part of the manifest."""
     progress("labelling rows", 0, None)
     if isinstance(source, PackageSource):
-        held_out, train = _origin_rows(corpus, spec, source)
+        make = _pair_rows if source.reader == "docstring_pairs" else _origin_rows
+        held_out, train = make(corpus, spec, source)
     else:
         held_out, train = _labelled_rows(corpus, spec, source)
     further = _further_parts(corpus, spec, source)
@@ -212,3 +213,39 @@ def _origin_rows(
     modules = [module for module in library if in_slice(module, spec)]
     held_out, train = hold_out(modules, spec)
     return balanced(held_out), balanced(train)
+
+
+def _pair_rows(
+    corpus: Corpus, spec: DataSpec, source: PackageSource
+) -> tuple[list[Row], list[Row]]:
+    """Pairs of paragraphs: the second follows the first in its module (1), or does not (0).
+
+    No paragraph stands in two pairs, and modules are split before pairs are made. The seed draws
+    which half of a library's pairs exchange their second paragraphs, each with one of another
+    module, so that neither the library nor a paragraph alone tells.
+    """
+    modules = {row["module"]: row for row in corpus.splits["train"]}
+
+    def pairs(names: Iterable[str]) -> list[Row]:
+        made: list[Row] = []
+        for library in source.distributions:
+            found = {}
+            for name in (n for n in names if modules[n]["distribution"] == library):
+                lines = modules[name]["text"].split("\n")
+                found |= dict.fromkeys(zip(lines[::2], lines[1::2], strict=False), name)
+            drawn = in_seeded_order(map(canonical_json, found), spec.seed)
+            chosen = [tuple(json.loads(pair)) for pair in drawn]
+            half = len(chosen) // 2
+            apart, together = chosen[:half], chosen[half : 2 * half]
+            others = [*apart[1:], *apart[:1]]
+            made += [{"text": a, "text_pair": b, "label": 1} for a, b in together]
+            made += [
+                {"text": own[0], "text_pair": other[1], "label": 0}
+                for own, other in zip(apart, others, strict=True)
+                if found[own] != found[other]
+            ]
+        rows = {canonical_json(row): row for row in made}
+        return [rows[key] for key in in_seeded_order(rows, spec.seed)]
+
+    held_out, train = hold_out([name for name in modules if in_slice(name, spec)], spec)
+    return pairs(held_out), pairs(train)

@@ -104,7 +104,12 @@ class PackageSource(Source):
 
     kind: Literal["package"]
     reader: Literal[
-        "docstrings", "docstring_origin", "docstring_instructions", "digits", "wikipedia"
+        "docstrings",
+        "docstring_origin",
+        "docstring_pairs",
+        "docstring_instructions",
+        "digits",
+        "wikipedia",
     ]
     distributions: Annotated[list[str], Field(min_length=1)]
 

@@ -87,6 +87,25 @@ def with_differences(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return table.merge(found, on=rows.KEYS, how="left", validate="one_to_one")
 
 
+def score_differences(runs: pd.DataFrame, reference: str = "adamw") -> pd.DataFrame:
+    """Score of each method minus the reference's, paired by seed.
+
+    The counterpart has the same model, data, updates and seeds (of head and order), in whatever
+    study it stands; lines without one, and the reference's own, are left out.
+
+    Returns:
+        `rows.KEYS`, ``difference`` with ``difference_low`` and ``difference_high`` (95 % Student
+        interval; NaN for one seed).
+    """
+    same = ["model", "data_id", "steps", *compare.SEEDS]
+    base = runs[runs.method == reference].drop_duplicates(same).set_index(same).final_score
+    paired = runs[runs.method != reference].join(base.rename("base"), on=same)
+    paired["difference"] = paired.final_score - paired.base
+    table = rows.over_seeds(paired.dropna(subset="base"), "difference", "as is")
+    names = {"value": "difference", "low": "difference_low", "high": "difference_high"}
+    return table.rename(columns=names)
+
+
 def metric_columns(table: pd.DataFrame, form: str = ".3f") -> Columns:
     """The metrics that a table has, as columns to show."""
     return {name: (heading, form) for name, heading in METRICS.items() if name in table}

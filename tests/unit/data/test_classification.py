@@ -258,6 +258,40 @@ def test_docstring_origin_is_balanced_split_by_module_and_gives_no_name_away(
     assert manifest["majority_accuracy"] == 0.5
 
 
+def test_docstring_pairs_follow_or_come_from_another_module(
+    tmp_path: Path, install: Callable[..., None], add_source: Callable[..., None]
+) -> None:
+    place, home = {}, {}
+    for library, seed in (("alpha", 1), ("beta", 2)):
+        files = {}
+        for module in range(20):
+            # five make two pairs and one that is left over, fewer where one is taken for no prose
+            texts = sentences(100 * seed + module, 5)
+            place |= {text: number for number, text in enumerate(texts)}
+            home |= dict.fromkeys(texts, (library, module))
+            files[f"{library}/m{module}.py"] = '"""' + "\n\n".join(texts) + '\n"""\n'
+        install(library, files)
+    add_source("pairs", like="docstring_pairs", distributions=["alpha", "beta"])
+    manifest = prepare(DataSpec(source="pairs", validation_documents=8), tmp_path / "out")
+    splits, labels, _ = load_classification(tmp_path / "out")
+    assert labels == ["elsewhere", "follows"]
+    assert manifest["majority_accuracy"] == pytest.approx(0.5, abs=0.1)
+    modules = {}
+    for split, rows in splits.items():
+        seen = [*rows["text"], *rows["text_pair"]]
+        assert len(seen) == len(set(seen))  # nothing stands in two pairs
+        modules[split] = {home[text] for text in seen}
+        for first, second, label in zip(
+            rows["text"], rows["text_pair"], rows["label"], strict=True
+        ):
+            assert home[first][0] == home[second][0]
+            assert (home[first] == home[second]) == bool(label)
+            assert not label or place[second] - place[first] in (1, 2)
+    assert not modules["train"] & modules["validation"]
+    counts = Counter(splits["train"]["label"])
+    assert sum(counts.values()) >= 56 and abs(counts[0] - counts[1]) <= 4
+
+
 # --- real files, where they are
 
 

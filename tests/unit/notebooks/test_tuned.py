@@ -52,3 +52,17 @@ def test_a_run_that_only_others_start_from_asks_for_no_notebook(tmp_path: Path) 
 
     assert notebooks(pd.concat([start, tuned_runs])) == {"instruction_tuning"}
     assert {"overview", "convergence"} <= notebooks(runs)  # others are beside it
+
+
+def test_scores_are_paired_with_adamw_of_the_same_data_updates_and_seed() -> None:
+    """Also across studies; what has no such run beside it is left out."""
+    runs, _ = fixture_tables.tables(3)
+    runs = tuned.with_scores(stats.with_labels(runs[runs.task == "finetune"]))
+    alone = runs.study.eq("own") & runs.method.eq("adamw")
+    elsewhere = runs.study.eq("mrpc") & runs.method.eq("gwt")
+    runs.loc[elsewhere, "study"] = "mrpc_8"
+    table = tuned.score_differences(runs[~alone]).set_index(["study", "method"])
+    assert set(table.index) == {("mrpc_8", "gwt"), ("mrpc", "adalomo")}
+    gwt = table.loc[("mrpc_8", "gwt")]
+    found = (gwt.difference, gwt.difference_low, gwt.difference_high)
+    assert found == pytest.approx([-0.02] * 3, abs=1e-6)  # what a seed does to all drops out
