@@ -1,8 +1,7 @@
 """How much larger AdamA's steps are than Adam's, measured while an ordinary run trains.
 
     python -m experiments.micro_batches results/pretraining/tables/micro_batches.parquet \
-        results/pretraining/spec/runs/ablation_adama_1-llama_nano-adamw-s0-*.yaml \
-        --micro-batches 1,2,4,8,16 --steps 2,10,40,100,200,400
+        results/pretraining/spec/runs/ablation_adama_1-llama_nano-adamw-s0-*.yaml
 
 Trains each run from its beginning, as `experiments.pretrain` would. Before each update the gradient
 of every row of its batch is taken once more; their sums over consecutive rows are the gradients
@@ -11,12 +10,8 @@ Adam's second moment takes ``(sum_i g_i)^2``, AdamA's ``sum_i g_i^2``; the first
 so AdamA's step is ``sqrt(v_Adam / v_AdamA)`` times Adam's. Nothing of this touches the training:
 ``weights_sha256`` is that of the unmeasured run.
 
-**Formula** (ours, by algebra; `step_ratio`). Rows are independent, with mean ``mu`` and variance
-``s^2`` of a weight's gradient. The B rows of a batch give ``E (sum_i g_i)^2 = mu^2 + s^2/B`` and
-``E sum_i g_i^2 = mu^2/N + s^2/B``. With the signal-to-noise ratio of the batch's gradient,
-``rho = mu^2 / (s^2/B)``, the step ratio is ``sqrt((1 + rho) / (1 + rho/N))``: 1 for pure noise,
-``sqrt(N)`` without noise, and never more. Both expectations are linear, so it holds for sums over
-many weights and updates, too.
+What the ratio should be follows from the gradient's signal-to-noise ratio rho:
+`experiments.step_ratio` has the formula.
 
 Columns:
 
@@ -57,6 +52,7 @@ from experiments.errors import UserError, command_line
 from experiments.files import canonical_json
 from experiments.order import Order
 from experiments.spec import RunSpec
+from experiments.step_ratio import signal_to_noise, step_ratio
 from experiments.training import Task
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -65,33 +61,7 @@ KINDS = {  # of a Llama's parameters, by a part of their names
     "mlp": "mlp",
 }  # fmt: skip
 ODD, EVEN = 1, 0
-
-
-def step_ratio(snr: Any, count: Any) -> Any:
-    """AdamA's step over Adam's, ``sqrt((1 + rho) / (1 + rho/N))``, see the module.
-
-    Args:
-        snr: rho, signal-to-noise ratio of the whole batch's gradient (power, from 0); numbers or
-            arrays.
-        count: N, micro-batches of the batch.
-    """
-    return np.sqrt((1 + snr) / (1 + snr / count))
-
-
-def signal_to_noise(whole: Any, rows: Any, count: int) -> Any:
-    """The rho of two second moments: ``N (v_1 - v_N) / (N v_N - v_1)``.
-
-    Args:
-        whole: v_1, squares of the batch's gradient.
-        rows: v_N, sums of squares of the gradients of N parts of it (best: of its rows).
-        count: N, at least 2.
-
-    Returns:
-        An unbiased signal over an unbiased noise: slightly below 0 where there is hardly a signal,
-        infinite without noise, NaN without gradient.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.divide(count * (whole - rows), count * rows - whole)
+SHARES = (1 / 40, 1 / 10, 1 / 4, 1 / 2, 1)  # of a run, after which to measure
 
 
 def micro_squares(rows: Iterable[Tensor], batch: int, counts: list[int]) -> dict[int, Tensor]:
@@ -321,6 +291,21 @@ def check(run: RunSpec, counts: list[int], steps: list[int]) -> None:
         raise UserError(f"{where}: --steps {late or 'none'}: it has updates 1 to {train.steps}")
 
 
+def chosen(run: RunSpec, counts: str | None, steps: str | None) -> tuple[list[int], list[int]]:
+    """The N and the updates that the options name.
+
+    Where they name none: all powers of two that divide the batch; the second update and shares of
+    the run, more of them early, where the ratio changes fast.
+    """
+    batch, last = run.train.batch_size, run.train.steps
+    powers = [2**n for n in range(batch.bit_length()) if batch % 2**n == 0]
+    shares = {min(2, last), *(max(1, round(share * last)) for share in SHARES)}
+    return (
+        _numbers("--micro-batches", counts) if counts else powers,
+        _numbers("--steps", steps) if steps else sorted(shares),
+    )
+
+
 def _numbers(option: str, text: str) -> list[int]:
     try:
         return sorted({int(number) for number in text.split(",")})
@@ -332,18 +317,17 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.micro_batches")
     parser.add_argument("out", type=Path, metavar="OUT.parquet")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN.yaml")
-    parser.add_argument("--micro-batches", required=True, help="the N, such as 1,2,4,8,16")
-    parser.add_argument("--steps", required=True, help="updates, such as 2,40,400")
+    parser.add_argument("--micro-batches", help="the N; default: powers of two up to the batch")
+    parser.add_argument("--steps", help="updates, such as 2,40,400; default: six over the run")
     arguments = parser.parse_args()
-    counts = _numbers("--micro-batches", arguments.micro_batches)
-    steps = _numbers("--steps", arguments.steps)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     runs = [spec.load(RunSpec, path) for path in arguments.runs]
-    for run in runs:
+    asked = [chosen(run, arguments.micro_batches, arguments.steps) for run in runs]
+    for run, (counts, steps) in zip(runs, asked, strict=True):
         check(run, counts, steps)
     tables = []
-    for run in runs:
+    for run, (counts, steps) in zip(runs, asked, strict=True):
         with tempfile.TemporaryDirectory() as work:
             data = Path("data/prepared") / run.data.data_id
             tables.append(measure(run, data, Path(work), counts, steps))

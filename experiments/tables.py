@@ -25,8 +25,18 @@ from experiments.spec import RunSpec
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "paper_figures" / "tables"
 # The first two are needed.
-NAMES = ("runs", "metrics", "elsewhere", "memory", "steps", "timeline", "gradients")
-LASTING = "gradients"  # of trainings of its own, named on each row: stays where no new one is made
+NAMES = (
+    "runs",
+    "metrics",
+    "elsewhere",
+    "memory",
+    "steps",
+    "timeline",
+    "gradients",
+    "micro_batches",
+)
+# Of trainings of their own, named on each row: they stay where no new one is made.
+LASTING = ("gradients", "micro_batches")
 # Git holds every version for ever; some hundred runs take well below this.
 LARGEST_SUITE = 2_000_000
 Tables = dict[str, pd.DataFrame]
@@ -110,7 +120,7 @@ def keep(
     if add:
         tables = _joined(dict(zip(tables, results.read_tables(target), strict=True)), tables)
     for name in NAMES[2:]:
-        further = _further(name, (source, target) if add or name == LASTING else (source,))
+        further = _further(name, (source, target) if add or name in LASTING else (source,))
         if further is not None:
             tables[name] = further
     new = target.with_name(f".{target.name}.partial")

@@ -49,6 +49,8 @@ def notebooks_of(suite: str, folder: Path) -> list[str]:
         tasks.add(None)
     if runs.study.str.startswith(compare.ABLATION).any():
         tasks.add("ablation")
+    if (folder / "micro_batches.parquet").is_file():
+        tasks.add("micro_batches")
     declared = yaml.safe_load((NOTEBOOKS / "bundles.yaml").read_text(encoding="utf-8"))
     return [
         name

@@ -142,6 +142,7 @@ def notebook_outputs():
     final = {run["task"] for run in shown if not run["tuning"]}
     tasks = final | {"tuning" for run in collected if run["tuning"]} | {None}
     tasks |= {"ablation" for run in collected if run["study"].startswith("ablation_")}
+    tasks |= {"micro_batches"} if MICRO_BATCHES else set()
     tasks |= {"gradients" for table in GRADIENTS}
     return {
         notebook: [
@@ -155,6 +156,11 @@ def notebook_outputs():
         ).items()
         if content.get("task") in tasks and content.get("suite") in (None, SUITE)
     }
+
+
+def further_tables(notebook):
+    """Tables that this notebook alone reads."""
+    return {"adama": [f"{RESULTS}/tables/micro_batches.parquet"]}.get(notebook, [])
 
 
 def preflight():
@@ -247,5 +253,12 @@ ELSEWHERE = [
     if Path("data/local", SAMPLE).exists()
     and RUNS[run]["task"] == "pretrain"
     and not RUNS[run]["tuning"]
+]
+# AdamA's steps are measured along AdamW's runs in the studies of its micro-batches.
+MICRO_BATCHES = [
+    run
+    for run in COLLECTED
+    if RUNS[run]["study"].startswith("ablation_adama_")
+    and RUNS[run]["method"] == "adamw"
 ]
 NOTEBOOKS = notebook_outputs()

@@ -11,6 +11,7 @@ for notebook, made in NOTEBOOKS.items():
             metrics=rules.collect.output.metrics,
             memory=rules.memory.output,
             steps=rules.memory_steps.output,
+            more=further_tables(notebook),
             gradients=GRADIENTS if notebook == "gradients" else [],
             elsewhere=rules.elsewhere.output if ELSEWHERE else [],
             figlib=files("notebooks/figlib/**/*.py"),

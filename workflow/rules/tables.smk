@@ -123,3 +123,29 @@ if GRADIENTS:
         shell:
             "python -m experiments.gradients {output} {input.specs}"
             " --steps {params.steps} > {log} 2>&1"
+
+
+# Trains again, and takes the gradient of every row beside: three times a run's time.
+if MICRO_BATCHES:
+
+    rule micro_batches:
+        input:
+            specs=ancient([f"{SPEC}/runs/{run}.yaml" for run in MICRO_BATCHES]),
+            data=[
+                f"data/prepared/{RUNS[run]['data_id']}/manifest.json"
+                for run in MICRO_BATCHES
+            ],
+            code="experiments/micro_batches.py",
+        output:
+            f"{RESULTS}/tables/micro_batches.parquet",
+        log:
+            f"{RESULTS}/logs/micro_batches.log",
+        conda:
+            "../../environment.yml"
+        resources:
+            mem_mb=4000,
+            runtime=60,
+        message:
+            "Table: AdamA's steps beside AdamW's"
+        shell:
+            "python -m experiments.micro_batches {output} {input.specs} > {log} 2>&1"

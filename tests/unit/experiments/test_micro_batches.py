@@ -9,7 +9,8 @@ import torch
 import memopt
 from experiments import micro_batches, models, pretrain, training
 from experiments.errors import UserError
-from experiments.micro_batches import micro_squares, signal_to_noise, step_ratio
+from experiments.micro_batches import micro_squares
+from experiments.step_ratio import signal_to_noise, step_ratio
 
 from .conftest import make_run, run_content
 
@@ -109,6 +110,14 @@ def test_a_measured_run_ends_as_an_unmeasured_one(prepared: Path, tmp_path: Path
 def test_what_cannot_be_measured(counts: list, steps: list, changed: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         micro_batches.check(make_run(run_content(**changed)), counts, steps)
+
+
+def test_what_is_measured_where_nothing_is_named() -> None:
+    run = make_run(run_content(steps=400, batch_size=24))
+    assert micro_batches.chosen(run, None, None) == ([1, 2, 4, 8], [2, 10, 40, 100, 200, 400])
+    assert micro_batches.chosen(run, "6,3", "7") == ([3, 6], [7])
+    with pytest.raises(UserError, match="--steps '1-3': expected whole numbers"):
+        micro_batches.chosen(run, "2", "1-3")
 
 
 def test_only_adamw_is_measured() -> None:

@@ -16,7 +16,7 @@ from experiments.memory import COLUMNS as MEMORY_COLUMNS
 from experiments.memory_steps import COLUMNS as STEPS_COLUMNS
 from experiments.results import METRICS as METRICS_COLUMNS
 
-from . import fixture_vision
+from . import fixture_adama, fixture_vision
 
 METHODS = {  # name -> (arguments, end of the loss curve in nats, bytes of state)
     "adamw": ({}, 3.60, 3_700_000),
@@ -268,8 +268,11 @@ def write(folder: Path, seeds: int = 1) -> None:
     said = json.dumps({"instruction": "Name a colour.", "answer": "Made | up."}) + "\n"
     runs["generations"] = [said if task == "instruct" else None for task in runs.task]
     images, updates = map(pd.DataFrame, fixture_vision.tables(run_row))
-    runs = pd.concat([runs, sweep(), ablation(), images], ignore_index=True)
-    metrics = pd.concat([metrics, updates], ignore_index=True)
+    more, evaluations = fixture_adama.tables(run_row, metrics)
+    beside = more.iloc[-1].to_dict()
+    fixture_adama.measured(beside).to_parquet(folder / "micro_batches.parquet", index=False)
+    runs = pd.concat([runs, sweep(), ablation(), images, more], ignore_index=True)
+    metrics = pd.concat([metrics, updates, evaluations], ignore_index=True)
     runs.to_parquet(folder / "runs.parquet", index=False)
     metrics.to_parquet(folder / "metrics.parquet", index=False)
     memory().to_parquet(folder / "memory.parquet", index=False)
