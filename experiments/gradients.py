@@ -43,6 +43,7 @@ from experiments.data.prepare import prepare
 from experiments.errors import UserError, command_line
 from experiments.files import canonical_json
 from experiments.spec import RunSpec
+from experiments.training import Outcome, Task
 from memopt import catalog
 from memopt.subspaces import as_matrix
 
@@ -146,7 +147,14 @@ def measure(run: RunSpec, data: Path, work: Path, steps: list[int]) -> pd.DataFr
     outcome = training.train(run, task, optimizer, work, None)
     if outcome.diverged:
         raise UserError(f"{run.run_id}: {outcome.verdict}")
-    labels = {
+    labels = labels_of(run, task, outcome)
+    table = pd.DataFrame(probe.rows, columns=list(COLUMNS)).astype(COLUMNS)
+    return table.assign(**labels)[[*LABELS, *COLUMNS]]
+
+
+def labels_of(run: RunSpec, task: Task, outcome: Outcome) -> dict[str, Any]:
+    """`LABELS` of a run that has just been trained."""
+    return {
         "run_id": run.run_id,
         "study": run.study,
         "suite": run.suite,
@@ -166,8 +174,6 @@ def measure(run: RunSpec, data: Path, work: Path, steps: list[int]) -> pd.DataFr
         "weights_sha256": models.weights_sha256(task.model),
         "final_validation_loss": outcome.final["validation"]["loss"],
     }
-    table = pd.DataFrame(probe.rows, columns=list(COLUMNS)).astype(COLUMNS)
-    return table.assign(**labels)[[*LABELS, *COLUMNS]]
 
 
 def check(run: RunSpec, steps: list[int]) -> None:

@@ -15,7 +15,8 @@ What the ratio should be follows from the gradient's signal-to-noise ratio rho:
 
 Columns:
 
-- ``run_id`` to ``final_validation_loss``: as in ``runs.parquet``, the same on all rows of a run.
+- ``run_id`` to ``final_validation_loss``: as in ``runs.parquet``, the same on all rows of a run;
+  ``batch_size``: B.
 - ``step``: number of updates done with this one; ``over``: ``moments``, the second moments as the
   optimizer keeps them (decayed, from the first update), or ``window``, the plain sum since the
   last measured update.
@@ -46,10 +47,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from experiments import memory, models, pretrain, processes, rundir, spec, training
+from experiments import memory, pretrain, processes, spec, training
 from experiments.data.prepare import prepare
 from experiments.errors import UserError, command_line
-from experiments.files import canonical_json
+from experiments.gradients import labels_of
 from experiments.order import Order
 from experiments.spec import RunSpec
 from experiments.step_ratio import signal_to_noise, step_ratio
@@ -238,27 +239,7 @@ def measure(
     outcome = training.train(run, task, optimizer, work, None)
     if outcome.diverged:
         raise UserError(f"{run.run_id}: {outcome.verdict}")
-    labels = {
-        "run_id": run.run_id,
-        "study": run.study,
-        "suite": run.suite,
-        "smoke": run.smoke,
-        "model": run.model.name,
-        "method": run.method.name,
-        "lr": run.method.lr,
-        "seed": run.seeds.weights,
-        "steps": outcome.steps,
-        "batch_size": run.train.batch_size,
-        "parameters": models.parameter_count(task.model),
-        **rundir.commit(),
-        "config_hash": run.config_hash,
-        "data_id": run.data.data_id,
-        "data_fingerprint": task.fingerprint,
-        "versions": canonical_json(rundir.versions()),
-        "machine": canonical_json(rundir.machine()),
-        "weights_sha256": models.weights_sha256(task.model),
-        "final_validation_loss": outcome.final["validation"]["loss"],
-    }
+    labels = labels_of(run, task, outcome) | {"batch_size": run.train.batch_size}
     return pd.DataFrame([labels | row for row in probe.rows])
 
 
