@@ -95,12 +95,12 @@ def curves(table: pd.DataFrame) -> Figure:
     late = table[table.step >= table.step.max() / 10]
     whole.set_ylim(late.loss.min() - 0.1, late.loss.max() + 0.1)
     whole.set_ylabel("Held-out loss (nats a token)")
-    apart.set_ylabel("Held-out loss minus AdamW's (nats a token)")
+    apart.set_ylabel("Loss minus AdamW's (nats a token)")
     whole.set_title("loss")
     apart.set_title("distance to AdamW, same seed")
     for axis in (whole, apart):
         axis.set_xlabel("Optimizer steps")
-    fig.legend(*whole.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    whole.legend(loc="upper right")
     return fig
 
 
