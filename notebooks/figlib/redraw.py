@@ -47,6 +47,8 @@ def notebooks_of(suite: str, folder: Path) -> list[str]:
     tasks = {*final.task} | ({"tuning"} if runs.tuning.any() else set())
     if (folder / "memory.parquet").is_file():  # a suite of runs alone may leave bytes to another
         tasks.add(None)
+    if (folder / "gradients.parquet").is_file():
+        tasks.add("gradients")
     if runs.study.str.startswith(compare.ABLATION).any():
         tasks.add("ablation")
     if (folder / "micro_batches.parquet").is_file():

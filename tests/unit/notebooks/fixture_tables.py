@@ -16,7 +16,7 @@ from experiments.memory import COLUMNS as MEMORY_COLUMNS
 from experiments.memory_steps import COLUMNS as STEPS_COLUMNS
 from experiments.results import METRICS as METRICS_COLUMNS
 
-from . import fixture_adama, fixture_vision
+from . import fixture_adama, fixture_gradients, fixture_vision
 
 METHODS = {  # name -> (arguments, end of the loss curve in nats, bytes of state)
     "adamw": ({}, 3.60, 3_700_000),
@@ -278,3 +278,6 @@ def write(folder: Path, seeds: int = 1) -> None:
     memory().to_parquet(folder / "memory.parquet", index=False)
     steps().to_parquet(folder / "steps.parquet", index=False)
     timeline().to_parquet(folder / "timeline.parquet", index=False)
+    measured = runs[(runs.task == "pretrain") & (runs.method == "adamw")].iloc[0]
+    gradients = fixture_gradients.table(dict(measured))
+    gradients.to_parquet(folder / "gradients.parquet", index=False)
