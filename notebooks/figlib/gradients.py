@@ -91,11 +91,11 @@ def middle(rows: pd.DataFrame, keys: list[str], value: str = "share") -> pd.Data
 
 
 def bands(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Share of the band along GWT's axis, own order and permuted, beside 2^-level.
+    """Share of the band along GWT's axis, for each ``order`` of the columns, beside 2^-level.
 
     ``times``: as a multiple of 2^-level.
     """
-    chosen = rows[(rows.choice == "band") & (rows.axis == "last") & (rows.order != "expected")]
+    chosen = rows[(rows.choice == "band") & (rows.axis == "last")]
     table = middle(chosen, ["kind", "order", "level", *keys])
     table["independent"] = 2.0**-table.level
     return table.assign(times=table.share / table.independent)
@@ -168,8 +168,8 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     largest = concentration.independent_largest_share(2.0**-LEVEL)
     chance = dict.fromkeys(("band", "permuted", "expected", "other_axis", "random"), 2.0**-LEVEL)
     chance |= {"largest": largest, "entries": largest}
-    chance["singular"] = each[each.treated].independent_singular.median()
-    return pd.concat([table, pd.DataFrame([{"what": "independent numbers", **chance}])])
+    chance_row = pd.DataFrame([{"what": "independent numbers", **chance}])
+    return pd.concat([table, chance_row], ignore_index=True)
 
 
 def premise(table: pd.DataFrame) -> pd.DataFrame:
@@ -216,12 +216,14 @@ def _each_kind(axis: Axes, table: pd.DataFrame, x: str, y: str = "share") -> Non
 
 
 def _control(axis: Axes, table: pd.DataFrame, x: str) -> None:
-    """The range of all kinds with their columns permuted, and the line of independent numbers."""
-    control = table[table.order == "permuted"].groupby(x).times.agg(["min", "max"])
-    axis.fill_between(
-        control.index, control["min"], control["max"], color=style.MUTED, alpha=0.28, lw=0,
-        label="columns permuted (range of kinds)",
-    )  # fmt: skip
+    """The range of all kinds in other orders of the columns; the line of independent numbers."""
+    looks = (("permuted", "one random order", 0.2), ("expected", "mean of all orders", 0.6))
+    for order, label, alpha in looks:
+        control = table[table.order == order].groupby(x).times.agg(["min", "max"])
+        axis.fill_between(
+            control.index, control["min"], control["max"], color=style.MUTED, alpha=alpha, lw=0,
+            label=f"columns permuted, {label}",
+        )  # fmt: skip
     axis.axhline(1, color=style.INK, ls="--", lw=1.1, zorder=3, label="independent numbers")
 
 
