@@ -51,8 +51,8 @@ def panels(table: pd.DataFrame, unigram: float) -> Figure:
 
     Args:
         table: of one study and model, what :func:`sensitivity` returns.
-        unigram: perplexity of the unigram distribution; NaN where no language was modelled: then
-            the loss is drawn, which is no perplexity.
+        unigram: perplexity of the unigram distribution; NaN where no language model was
+            pretrained: then the loss is drawn.
     """
     value = "loss" if np.isnan(unigram) else "perplexity"
     groups = list(table.groupby("label", sort=False))
