@@ -58,8 +58,10 @@ def table(runs: pd.DataFrame) -> pd.DataFrame:
     spread = 2 * others.groupby(SAME).final_validation_loss.std(ddof=1).rename("spread")
     both = pd.DataFrame(rows).drop_duplicates(["run_id", "varied"])
     both["_own"] = ~both.setting.str.endswith("(own)")
-    order = ["method", "varied", "_own"]
-    return both.sort_values(order, kind="stable").join(spread, on=SAME).drop(columns="_own")
+    both["_size"] = pd.to_numeric(both.setting, errors="coerce")
+    order = ["method", "varied", "_own", "_size"]
+    both = both.sort_values(order, kind="stable").drop(columns=["_own", "_size"])
+    return both.join(spread, on=SAME)
 
 
 def _arguments(run: dict[str, Any]) -> dict[str, Any]:
