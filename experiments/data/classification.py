@@ -237,7 +237,11 @@ def _pair_rows(
             chosen = [tuple(json.loads(pair)) for pair in drawn]
             half = len(chosen) // 2
             apart, together = chosen[:half], chosen[half : 2 * half]
-            others = [*apart[1:], *apart[:1]]
+            apart.sort(
+                key=found.__getitem__
+            )  # stable: turned by the largest module, all meet others
+            turn = max(Counter(found[pair] for pair in apart).values(), default=0)
+            others = [*apart[turn:], *apart[:turn]]
             made += [{"text": a, "text_pair": b, "label": 1} for a, b in together]
             made += [
                 {"text": own[0], "text_pair": other[1], "label": 0}
