@@ -18,6 +18,12 @@ from .bundle import markdown_text
 from .errors import FigureError
 
 ROOT = Path(__file__).resolve().parents[2]
+START = {  # question: bundles that answer it
+    "Does it fit?": ["step_peaks_pretraining", "memory_models_pretraining"],
+    "How good is it?": ["differences_pretraining", "ablations_pretraining"],
+    "And when tuning?": ["instruction_memory_instruct_tuning", "finetuning_glue"],
+    "Why should it work?": ["gradient_energy_pretraining", "singular_values_pretraining"],
+}
 EXPECTED = {
     "figure": ("figure.pdf", "figure.svg", "figure.png"),
     "table": ("table.csv", "table.md", "table.tex"),
@@ -50,6 +56,15 @@ def read_bundles(folder: Path) -> list[dict[str, Any]]:
     return sorted(bundles, key=lambda b: (rank.get(b["suite"], -1), *(b[key] for key in keys)))
 
 
+def start_here(there: list[str]) -> list[str]:
+    """What answers the commonest questions, of the bundles that are there."""
+    lines = []
+    for question, names in START.items():
+        found = [f"[`{name}`](#{anchor(name)})" for name in names if name in there]
+        lines += [f"- {question} {', '.join(found)}"] if found else []
+    return ["**Start here:**", "", *lines, "", "All:", ""] if lines else []
+
+
 def page(folder: Path) -> str:
     """The gallery as Markdown."""
     citation = read_citation(ROOT / "CITATION.cff")
@@ -69,6 +84,7 @@ def page(folder: Path) -> str:
         bibtex(citation),
         "```",
         "",
+        *start_here([str(bundle["id"]) for bundle in bundles]),
     ]
     suites = list(dict.fromkeys(b["suite"] for b in bundles))
     lines += [f"- [`{b['id']}`](#{anchor(b['id'])}): {title(b)}" for b in bundles]
