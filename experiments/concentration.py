@@ -128,7 +128,12 @@ def _quantiles(aspect: float) -> tuple[np.ndarray, np.ndarray]:
     t = (np.arange(GRID) + 0.5) * math.pi / GRID
     energy = 2 * np.sin(t) ** 2 / math.pi
     number = energy / (1 + aspect + 2 * math.sqrt(aspect) * np.cos(t))
-    return tuple(np.append(0.0, np.cumsum(d) / d.sum()) for d in (number, energy))  # type: ignore
+    return _rising(number), _rising(energy)
+
+
+def _rising(density: np.ndarray) -> np.ndarray:
+    """Shares up to each point of a grid, from 0 to 1."""
+    return np.append(0.0, np.cumsum(density) / density.sum())
 
 
 def independent_singular_share(rank: int, rows: int, columns: int) -> float:
