@@ -13,6 +13,8 @@ import memopt
 from memopt import METHODS
 from memopt.accounting import measure, predict, shapes
 from memopt.rules import RULES
+from memopt.states import blockwise
+from memopt.subspaces import wavelet
 from tests.unit.accounting.settings import ARGUMENTS, SMALL
 
 RANK, LEVEL = SMALL["rank"], SMALL["level"]
@@ -367,3 +369,17 @@ def test_prediction_leaves_the_model_alone() -> None:
     assert [p._post_accumulate_grad_hooks for p in model.parameters()] == hooks
     assert {p.dtype for p in model.parameters()} == {torch.float64}
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("arguments", [{"wavelet": "db2"}, {"storage": "8bit"}])
+def test_a_prediction_leaves_nothing_without_values_behind(arguments: dict) -> None:
+    """Tables kept for ever may be made first on the meta device, where prediction works."""
+    for make in (wavelet.transform, blockwise.code_values, blockwise._tables, blockwise.zero_code):
+        make.cache_clear()
+    model = nn.Linear(64, 64)
+    predict(model, "gwt", level=2, **arguments)
+    optimizer = memopt.create("gwt", model, lr=0.1, level=2, **arguments)
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 64)).square().sum().backward()
+    optimizer.step()
+    assert torch.isfinite(model.weight).all() and not torch.equal(model.weight, before)
