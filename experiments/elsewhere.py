@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from experiments import models, spec, training
+from experiments import models, pretrain, spec, training
 from experiments.data import TokenData, load_tokens
 from experiments.data.packages import text_hash
 from experiments.data.packed import encode, unigram_loss
@@ -30,7 +30,9 @@ from experiments.data.sources import missing, source_of
 from experiments.errors import UserError, command_line
 from experiments.evaluate import batches, language_loss
 from experiments.spec import DataSpec, RunSpec
+from memopt import catalog
 
+MERGING = 1e-4  # relative change of the loss that rounding in merging explains
 COLUMNS = (
     "run_id", "source", "fingerprint", "documents", "characters", "tokens", "loss", "unigram_loss",
 )  # fmt: skip
@@ -106,10 +108,21 @@ def _measured(folder: Path, texts: list[str], data: Path) -> dict[str, float]:
             f" train the run again, which gives the same bits"
         )
     model = AutoModelForCausalLM.from_pretrained(weights, dtype=getattr(torch, run.train.dtype))
-    if models.weights_sha256(model) != summary["weights_sha256"]:
+    if not _ended_with(model, run, summary, prepared):
         raise UserError(f"{weights}: these are not the weights with which {run.run_id} ended")
     held_out = batches(ids, run.train.eval_batch_size, _collate)
     return result | {"loss": language_loss(model, held_out)["loss"]}
+
+
+def _ended_with(
+    model: PreTrainedModel, run: RunSpec, summary: dict[str, Any], prepared: TokenData
+) -> bool:
+    """Whether the saved model is the run's last; adapters are saved merged, with other weights."""
+    if catalog.get(run.method.name).kind != "adapter":
+        return bool(models.weights_sha256(model) == summary["weights_sha256"])
+    held_out = batches(prepared.validation, run.train.eval_batch_size, pretrain.collate)
+    loss = language_loss(model, held_out)["loss"]
+    return math.isclose(loss, summary["final"]["validation_loss"], rel_tol=MERGING)
 
 
 def _finished(folder: Path) -> tuple[RunSpec, dict[str, Any]]:

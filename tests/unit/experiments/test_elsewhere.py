@@ -65,6 +65,21 @@ def test_loss_is_that_of_each_token_given_those_before_it_in_its_row(made) -> No
     assert other.fingerprint[0] != row.fingerprint
 
 
+def test_adapters_are_saved_merged_and_recognised_by_their_loss(prepared: Path, tmp_path) -> None:
+    run = make_run(run_content(steps=6), name="lora", lr=1e-2, args={"rank": 4})
+    folder, work = (tmp_path / part / run.run_id for part in ("runs", "work"))
+    work.mkdir(parents=True)
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "prepared" / run.data.data_id).symlink_to(prepared)
+    session.execute(run, folder, prepared, work, pretrain.make_task)
+    assert elsewhere.losses([folder], "other", TEXTS, tmp_path / "prepared").loss.notna().all()
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["final"]["validation_loss"] *= 1.001
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(UserError, match="these are not the weights with which"):
+        elsewhere.losses([folder], "other", TEXTS, tmp_path / "prepared")
+
+
 def test_what_cannot_be_asked_is_named(made, tmp_path: Path) -> None:
     run, folder, data = made
     with pytest.raises(UserError, match="have 3 tokens, less than one row of 16"):
