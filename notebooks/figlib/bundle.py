@@ -133,6 +133,9 @@ def display(data: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     absent = [c for c in columns if c not in data.columns]
     if absent:
         raise FigureError(f"table: no column {absent[0]!r}; it has {', '.join(data.columns)}.")
+    headings = [heading for heading, _ in columns.values()]
+    if twice := [heading for heading in headings if headings.count(heading) > 1]:
+        raise FigureError(f"table: two columns are headed {twice[0]!r}; name each differently.")
     return pd.DataFrame(
         {
             heading: [MISSING if pd.isna(v) else format(v, spec) for v in data[column]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -17,11 +19,35 @@ MARGIN = 0.01  # nats a token that docs/study.md calls equal: one per cent of pe
 SEEDS = ["seeds_weights", "seeds_data"]
 PAIR = ["study", "model", *SEEDS]
 ABLATION = "ablation_"  # studies that vary one method
+CONTROL = "ablation_two_rates"
+LIKE = ["model", "data_id", "steps", "micro_batches"]
+
+
+class Price(NamedTuple):
+    """What a method costs: a column of a table, the name of its axis, where that turns to a log."""
+
+    column: str
+    label: str
+    linear: float | None = None
+
+
+BYTES = Price("bytes_per_weight", "Bytes of optimizer state per weight of the model")
+TIME = Price("extra_time", "Time of an update beyond AdamW's (%; log scale above 10)", linear=10)
 
 
 def comparisons(runs: pd.DataFrame) -> pd.DataFrame:
-    """Final runs that compare methods: neither those that tune nor those that vary one method."""
-    return runs[~runs.tuning & ~runs.study.str.startswith(ABLATION)]
+    """Final runs that compare methods: neither those that tune nor those that vary one method.
+
+    The control is one that varies a method (GWT at level 0 is Adam with GWT's two rates), and
+    belongs beside the methods all the same: it gets the study with its model, data and length.
+    """
+    methods = runs[~runs.tuning & ~runs.study.str.startswith(ABLATION)]
+    control = runs[~runs.tuning & (runs.study == CONTROL)]
+    if control.empty:
+        return methods
+    study = methods.drop_duplicates(LIKE).set_index(LIKE).study.rename("beside")
+    control = control.join(study, on=LIKE, how="inner")
+    return pd.concat([methods, control.assign(study=control.beside).drop(columns="beside")])
 
 
 def against(runs: pd.DataFrame, reference: str = "adamw") -> pd.DataFrame:
@@ -147,46 +173,55 @@ def forest(table: pd.DataFrame, reference: str) -> Figure:
     return fig
 
 
-def pareto(table: pd.DataFrame) -> Figure:
-    """Perplexity against bytes of optimizer state a weight; the front is drawn as steps.
+def pareto(table: pd.DataFrame, price: Price = BYTES) -> Figure:
+    """Perplexity against a price; the front is drawn as steps.
 
     Args:
-        table: of one study and model, what :func:`against` returns.
+        table: of one study and model, what :func:`against` returns, with the price's column.
+        price: what is to be paid.
     """
     fig, axis = plt.subplots(figsize=(7.4, 4.6))
-    shown = table.dropna(subset=["perplexity"])
+    shown = table.dropna(subset=["perplexity", price.column])
     top = lines.OFF_SCALE * shown.perplexity.median()
     inside = shown[shown.perplexity <= top]
-    front = front_of(inside)
+    front = front_of(inside, price.column)
     axis.plot(
-        front.bytes_per_weight, front.perplexity, color=style.MUTED, lw=1.0, ls=(0, (4, 3)),
+        front[price.column], front.perplexity, color=style.MUTED, lw=1.0, ls=(0, (4, 3)),
         drawstyle="steps-post", zorder=1,
     )  # fmt: skip
     axis.set_ylim(inside.perplexity.min() / 1.03, inside.perplexity.max() * 1.05)
     lines.plain_log(axis)
-    axis.set_xlim(-0.25, shown.bytes_per_weight.max() * 1.04)
+    low, high = min(0.0, shown[price.column].min()), shown[price.column].max()
+    if price.linear:
+        axis.set_xscale("symlog", linthresh=price.linear, linscale=1.5)
+        axis.set_xticks([x for x in (0, 2, 4, 6, 8, 10, 20, 50, 100, 200) if x <= high])
+    least = min(high, price.linear or high) - low
+    axis.set_xlim(low - 0.03 * least, high + 0.04 * (high - low))
     fig.draw_without_rendering()
-    named_points(axis, shown.sort_values("perplexity"), "perplexity")
-    axis.set_xlabel("Bytes of optimizer state per weight of the model")
+    named_points(axis, shown.sort_values("perplexity"), "perplexity", price.column)
+    axis.set_xlabel(price.label)
     axis.set_ylabel("Held-out perplexity (log scale)")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     return fig
 
 
-def front_of(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows that no other row beats in both bytes and perplexity, by bytes."""
-    ordered = table.sort_values(["bytes_per_weight", "perplexity"], kind="stable")
+def front_of(table: pd.DataFrame, price: str = "bytes_per_weight") -> pd.DataFrame:
+    """Rows that no other row beats in both price and perplexity, by price."""
+    ordered = table.sort_values([price, "perplexity"], kind="stable")
     best = ordered.perplexity.cummin()
     return ordered[(ordered.perplexity <= best) & ~best.duplicated()]
 
 
-def named_points(axis: Axes, points: pd.DataFrame, value: str) -> None:
+def named_points(
+    axis: Axes, points: pd.DataFrame, value: str, price: str = "bytes_per_weight"
+) -> None:
     """A marker a method, named at the right edge at its height with a line to it.
 
     Args:
         axis: with its limits set.
-        points: by ``value``; ``method``, ``label`` and ``bytes_per_weight`` beside it.
+        points: by ``value``; ``method``, ``label`` and the price beside it.
         value: column of the heights; what lies above the axis is drawn at its top.
+        price: column of the places along the other axis.
     """
     top = axis.get_ylim()[1]
     to_points = 72 / axis.figure.dpi
@@ -196,9 +231,10 @@ def named_points(axis: Axes, points: pd.DataFrame, value: str) -> None:
     right = axis.get_xlim()[1]
     for shift, height, row in zip(shifts, heights, points.itertuples(), strict=True):
         look, number = style.look(row.method), getattr(row, value)
+        at = getattr(row, price)
         above = number > top
         axis.plot(
-            row.bytes_per_weight, height, look.marker, color=look.color, ms=7,
+            at, height, look.marker, color=look.color, ms=7,
             markeredgecolor="white", clip_on=False, zorder=3,
         )  # fmt: skip
         axis.annotate(
@@ -213,7 +249,7 @@ def named_points(axis: Axes, points: pd.DataFrame, value: str) -> None:
         )
         axis.annotate(
             "",
-            (row.bytes_per_weight, height),
+            (at, height),
             xytext=(right, height),
             arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.4, "alpha": 0.6},
         )

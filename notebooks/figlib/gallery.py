@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 START = {  # question: bundles that answer it
     "Does it fit?": ["step_peaks_pretraining", "memory_models_pretraining"],
     "How good is it?": ["differences_pretraining", "ablations_pretraining"],
+    "And on web text?": ["differences_c4"],
+    "At what price?": ["quality_memory_pretraining", "extra_time_pretraining"],
+    "What do the papers say?": ["printed_ratios_pretraining", "memory_printed_pretraining"],
     "And when tuning?": ["instruction_memory_instruct_tuning", "finetuning_glue"],
     "Why should it work?": ["gradient_energy_pretraining", "singular_values_pretraining"],
 }

@@ -49,7 +49,7 @@ def notebooks_of(suite: str, folder: Path) -> list[str]:
         tasks.add(None)
     if (folder / "gradients.parquet").is_file():
         tasks.add("gradients")
-    if runs.study.str.startswith(compare.ABLATION).any():
+    if (runs.study.str.startswith(compare.ABLATION) & (runs.study != compare.CONTROL)).any():
         tasks.add("ablation")
     if (folder / "micro_batches.parquet").is_file():
         tasks.add("micro_batches")

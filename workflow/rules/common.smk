@@ -141,7 +141,9 @@ def notebook_outputs():
     shown = [run for run in collected if run["run_id"] not in started]
     final = {run["task"] for run in shown if not run["tuning"]}
     tasks = final | {"tuning" for run in collected if run["tuning"]} | {None}
-    tasks |= {"ablation" for run in collected if run["study"].startswith("ablation_")}
+    # The control stands beside the methods (figlib.compare): alone it is no ablation.
+    varied = {run["study"] for run in collected} - {"ablation_two_rates"}
+    tasks |= {"ablation" for study in varied if study.startswith("ablation_")}
     tasks |= {"micro_batches"} if MICRO_BATCHES else set()
     tasks |= {"gradients" for table in GRADIENTS}
     return {

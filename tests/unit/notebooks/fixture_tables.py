@@ -68,6 +68,7 @@ def run_row(run_id: str, task: str, model: str, method: str, seed: int) -> dict:
         "data_id": "made_up-bpe2048-00000000",
         "commit": COMMIT,
         "dirty": False,
+        "spec": json.dumps({"model": {"name": model}, "train": {"dtype": "float32"}}),
         "config_hash": f"{run_id}-hash",
         "data_fingerprint": "feedfacefeedfacefeedfacefeedface",
     }

@@ -125,6 +125,8 @@ def test_bad_names_columns_and_empty_data(tmp_path: Path) -> None:
             tmp_path, "nothing", NASTY[:0], "**N.**", suite="s", source=source(), columns=COLUMNS
         )
     assert not (tmp_path / "nothing_s").exists()
+    with pytest.raises(FigureError, match="two columns are headed 'Method'"):
+        bundle.markdown(NASTY, {"label": ("Method", ""), "name": ("Method", "")})
 
 
 def test_captions_tell_model_data_steps_seeds_commit_and_repetition() -> None:

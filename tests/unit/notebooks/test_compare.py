@@ -1,5 +1,6 @@
 """Paired differences, the front of quality and bytes, and ablations: against hand computations."""
 
+import json
 import math
 
 import numpy as np
@@ -77,6 +78,19 @@ def test_another_text_is_compared_by_the_seeds_that_the_reference_has_there() ->
     assert found.loc["gwt", ["elsewhere_loss", "elsewhere_difference"]].tolist() == [6.25, 0.25]
     assert found.loc["gwt", "elsewhere_seeds"] == 2
     assert compare.elsewhere(runs, table[:0]).empty
+
+
+def test_the_control_stands_beside_the_methods_of_its_model_and_length() -> None:
+    runs, _ = fixture_tables.tables(2)
+    gwt = runs[runs.method == "gwt"]
+    args = json.dumps({"level": 0})
+    control = gwt.assign(study=compare.CONTROL, run_id="c-" + gwt.run_id, method_args=args)
+    other = control.assign(run_id="d-" + gwt.run_id, model="another")  # beside nothing
+    varied = control.assign(run_id="e-" + gwt.run_id, study="ablation_gwt")
+    found = compare.comparisons(pd.concat([runs, control, other, varied], ignore_index=True))
+    assert set(found.run_id) == {*runs.run_id, *control.run_id}
+    assert list(found.study[found.run_id.isin(control.run_id)]) == list(gwt.study)
+    assert compare.comparisons(varied).empty
 
 
 def test_front_holds_what_nothing_beats() -> None:
