@@ -1,5 +1,7 @@
 """The workflow's form: lint, format, schema, profiles, report."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +49,11 @@ def test_report_shows_figures_with_their_captions(finished: Project) -> None:
     assert "What is seen: lower is better." in page  # caption.md of the bundle
     assert "<strong>Stub figure.</strong>" in page and "<strong>Stub table.</strong>" in page
     assert "memopt compares memory-efficient optimizers" in page  # report/workflow.rst
+    shown = json.loads(next(re.finditer(r"var results = (.*);\n", page))[1])
+    kinds = {Path(path).stem: (entry["mime_type"], entry["job_properties"]["rule"])
+             for path, entry in shown.items()}  # fmt: skip
+    # HTML is what the report opens beside its menu: a CSV it only offers for download, and an
+    # SVG in report.html stays empty in Chrome.
+    assert kinds == dict.fromkeys(["curves", "tuned", "runs"], ("text/html", "pages"))
+    listed = json.loads(next(re.finditer(r"var categories = (.*);\n", page))[1])
+    assert set(listed) == {"Figures", "Tables", "Runs"}

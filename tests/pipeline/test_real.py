@@ -62,12 +62,13 @@ def test_everything_is_there(real: Project) -> None:
 def test_plans_after_a_change(real: Project, tmp_path: Path) -> None:
     changed = real.copy(tmp_path)
     changed.edit("notebooks/figlib/style.py", "import", "# a change\nimport")
-    notebooks = {rule: n for rule, n in changed.planned(*SUITE).items() if rule != "gallery"}
+    shared = ("gallery", "pages")
+    notebooks = {rule: n for rule, n in changed.planned(*SUITE).items() if rule not in shared}
     shown = ("convergence", "memory", "memory_tables", "overview")
     assert set(notebooks) == {f"notebook_{name}" for name in shown}
     changed.edit("experiments/methods/gwt.yaml", "level: 2", "level: 1")
     assert changed.planned(*SUITE) == {
-        **{"train": 1, "collect": 1, "memory": 1, "memory_steps": 1, "gallery": 1},
+        **dict.fromkeys(["train", "collect", "memory", "memory_steps", *shared], 1),
         **notebooks,
     }
 

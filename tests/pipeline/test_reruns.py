@@ -6,7 +6,7 @@ import shutil
 from .conftest import Project
 
 TABLES = "results/smoke/tables/runs.parquet"
-FIGURES = {"notebook_curves": 1, "gallery": 1}
+FIGURES = {"notebook_curves": 1, "gallery": 1, "pages": 1}
 
 
 def test_first_run_goes_from_data_to_gallery(finished_stub: tuple[Project, str]) -> None:
@@ -62,7 +62,7 @@ def test_a_run_taken_out_trains_nothing(finished: Project) -> None:
     finished.edit("suite.json", '{"method": "gwt", "level": 2},', "")
     # what is left of pretraining is only what the tuned run starts from: that has no curves
     tables = {"collect": 1, "memory": 1, "memory_steps": 1}
-    assert finished.planned() == {**tables, "gallery": 1}
+    assert finished.planned() == {**tables, "gallery": 1, "pages": 1}
 
 
 def test_comments_and_labels_train_nothing(finished: Project) -> None:

@@ -117,24 +117,16 @@ def files(*patterns):
 
 
 def bundle(name, kind):
-    """The files of a folder in paper_figures/; its own caption goes into the report."""
-    folder = f"paper_figures/{name}_{SUITE}"
-    first, *others = {"figure": ["svg", "pdf", "png"], "table": ["csv", "md", "tex"]}[
-        kind
-    ]
-    shown = report(
-        f"{folder}/{kind}.{first}",
-        caption=f"../../{folder}/caption.md",
-        category=f"{kind.capitalize()}s",
-        labels={"name": name.replace("_", " "), "suite": SUITE},
-    )
-    others = [f"{kind}.{suffix}" for suffix in others]
+    """The files of a folder in paper_figures/."""
+    suffixes = {"figure": ["svg", "pdf", "png"], "table": ["csv", "md", "tex"]}[kind]
+    shown = [f"{kind}.{suffix}" for suffix in suffixes]
     notes = ["data.csv", "caption.md", "provenance.json"]
-    return [shown, *(f"{folder}/{file}" for file in [*others, *notes])]
+    return [f"paper_figures/{name}_{SUITE}/{file}" for file in [*shown, *notes]]
 
 
-def notebook_outputs():
-    """Files that each notebook writes, given the tasks that were run (notebooks/bundles.yaml)."""
+def notebook_bundles():
+    """Bundles that each notebook writes, given the tasks that were run (notebooks/bundles.yaml):
+    for each notebook, kinds by name."""
     collected = [RUNS[run] for run in COLLECTED]
     # A run from which others start is a means: alone it has nothing beside it to compare.
     started = {need for run in collected for need in run["needs"]}
@@ -147,12 +139,11 @@ def notebook_outputs():
     tasks |= {"micro_batches"} if MICRO_BATCHES else set()
     tasks |= {"gradients" for table in GRADIENTS}
     return {
-        notebook: [
-            file
+        notebook: {
+            name: entry["kind"]
             for name, entry in content["bundles"].items()
             if entry.get("task") in tasks
-            for file in bundle(name, entry["kind"])
-        ]
+        }
         for notebook, content in yaml.safe_load(
             Path("notebooks/bundles.yaml").read_text()
         ).items()
@@ -263,4 +254,8 @@ MICRO_BATCHES = [
     if RUNS[run]["study"].startswith("ablation_adama_")
     and RUNS[run]["method"] == "adamw"
 ]
-NOTEBOOKS = notebook_outputs()
+BUNDLES = notebook_bundles()
+NOTEBOOKS = {
+    notebook: [file for name, kind in made.items() for file in bundle(name, kind)]
+    for notebook, made in BUNDLES.items()
+}
