@@ -43,17 +43,24 @@ def test_slurm_profile_plans_without_slurm(fresh: Project) -> None:
     assert fresh.planned("--workflow-profile", "workflow/profiles/slurm")["train"] == 3
 
 
+def embedded(page: str, name: str) -> dict:
+    """What a report's script of that name holds."""
+    found = re.search(rf'<script id="{name}">\s*var {name} = (.*);', page)
+    assert found, f"the report has no {name}"
+    return json.loads(found[1])
+
+
 def test_report_shows_figures_with_their_captions(finished: Project) -> None:
     finished.run("--report", "report.html")
     page = finished.read("report.html")
     assert "What is seen: lower is better." in page  # caption.md of the bundle
     assert "<strong>Stub figure.</strong>" in page and "<strong>Stub table.</strong>" in page
     assert "memopt compares memory-efficient optimizers" in page  # report/workflow.rst
-    shown = json.loads(next(re.finditer(r"var results = (.*);\n", page))[1])
+    shown = embedded(page, "results")
     kinds = {Path(path).stem: (entry["mime_type"], entry["job_properties"]["rule"])
              for path, entry in shown.items()}  # fmt: skip
     # HTML is what the report opens beside its menu: a CSV it only offers for download, and an
     # SVG in report.html stays empty in Chrome.
     assert kinds == dict.fromkeys(["curves", "tuned", "runs"], ("text/html", "pages"))
-    listed = json.loads(next(re.finditer(r"var categories = (.*);\n", page))[1])
+    listed = embedded(page, "categories")
     assert set(listed) == {"Figures", "Tables", "Runs"}

@@ -124,6 +124,16 @@ def bundle(name, kind):
     return [f"paper_figures/{name}_{SUITE}/{file}" for file in [*shown, *notes]]
 
 
+def page(name, category, caption):
+    """A page of the report."""
+    return report(
+        f"{RESULTS}/report/{name}.html",
+        caption=caption,
+        category=category,
+        labels={"name": name.replace("_", " "), "suite": SUITE},
+    )
+
+
 def notebook_bundles():
     """Bundles that each notebook writes, given the tasks that were run (notebooks/bundles.yaml):
     for each notebook, kinds by name."""
@@ -255,6 +265,7 @@ MICRO_BATCHES = [
     and RUNS[run]["method"] == "adamw"
 ]
 BUNDLES = notebook_bundles()
+SHOWN = {name: kind for made in BUNDLES.values() for name, kind in made.items()}
 NOTEBOOKS = {
     notebook: [file for name, kind in made.items() for file in bundle(name, kind)]
     for notebook, made in BUNDLES.items()

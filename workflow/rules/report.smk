@@ -7,19 +7,6 @@ localrules:
     pages,
 
 
-def page(name, category, caption):
-    """A page of the report."""
-    return report(
-        f"{RESULTS}/report/{name}.html",
-        caption=caption,
-        category=category,
-        labels={"name": name.replace("_", " "), "suite": SUITE},
-    )
-
-
-SHOWN = {name: kind for made in BUNDLES.values() for name, kind in made.items()}
-
-
 rule gallery:
     input:
         bundles=list(NOTEBOOKS.values()),
