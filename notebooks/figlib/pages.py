@@ -1,8 +1,8 @@
 """Make the pages that ``snakemake --report`` shows: one a bundle, and one of the suite's runs.
 
 Run below ``notebooks/``: ``python -m figlib.pages BUNDLES SUITE RUNS OUT NAME…``. A page stands by
-itself in one HTML file. Snakemake's own view of an SVG stays empty in Chrome once it is embedded
-in ``report.html``, and of a CSV it offers a download only.
+itself in one HTML file. Of a CSV Snakemake's report offers a download only, and of a tall picture
+it cuts the upper part.
 """
 
 from __future__ import annotations

@@ -59,8 +59,10 @@ def test_report_shows_figures_with_their_captions(finished: Project) -> None:
     shown = embedded(page, "results")
     kinds = {Path(path).stem: (entry["mime_type"], entry["job_properties"]["rule"])
              for path, entry in shown.items()}  # fmt: skip
-    # HTML is what the report opens beside its menu: a CSV it only offers for download, and an
-    # SVG in report.html stays empty in Chrome.
+    # HTML is what the report opens beside its menu; a CSV it only offers for download
     assert kinds == dict.fromkeys(["curves", "tuned", "runs"], ("text/html", "pages"))
     listed = embedded(page, "categories")
     assert set(listed) == {"Figures", "Tables", "Runs"}
+    # Chrome 147 takes what is embedded with a file's name for plain text
+    head = "data:text/html;charset=utf8;base64,"
+    assert all(entry["data_uri"].startswith(head) for entry in shown.values())

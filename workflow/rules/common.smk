@@ -1,5 +1,6 @@
 # What the other files stand on: the suite and its runs, and what must hold before a start.
 # Here are functions only; they ask the project's commands and never import its code.
+import base64
 import difflib
 import json
 import os
@@ -134,6 +135,15 @@ def page(name, category, caption):
     )
 
 
+def data_uri(data, filename, encoding="utf8", mime="text/plain"):
+    """What Snakemake embeds in report.html, without its parameter `filename`.
+
+    With it Chrome 147 takes what is embedded for plain text and shows no page and no SVG
+    (131 did); Snakemake 9 has no setting for it.
+    """
+    return f"data:{mime};charset={encoding};base64,{base64.b64encode(data).decode()}"
+
+
 def notebook_bundles():
     """Bundles that each notebook writes, given the tasks that were run (notebooks/bundles.yaml):
     for each notebook, kinds by name."""
@@ -235,6 +245,10 @@ def check_machine(waiting):
             )
 
 
+if any(word.startswith("--report") for word in sys.argv):
+    import snakemake.report.common
+
+    snakemake.report.common.data_uri = data_uri
 check_config()
 SUITE = config["suite"]
 RESULTS = Path("results") / SUITE
