@@ -38,7 +38,7 @@ def states(rows: pd.DataFrame) -> Figure:
     for axis, (model, bars) in zip(axes[:, 0], panels, strict=True):
         whole = bars.measured.max()
         for y, bar in enumerate(bars.itertuples()):
-            look = style.look(bar.method)
+            look = style.look(bar.method, bar.label)
             axis.barh(y, bar.measured / MIB, height=0.62, color=look.color, lw=0)
             tick = [bar.predicted / MIB] * 2
             axis.plot(tick, [y - 0.42, y + 0.42], color="white", lw=3.6, solid_capstyle="butt")

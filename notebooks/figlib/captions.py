@@ -16,7 +16,7 @@ def of_runs(runs: pd.DataFrame) -> str:
     seeds = runs.groupby(["study", "model", "label"]).size()
     text = (
         f"Model: {models}. Data: {data_names(runs)}. {steps} steps, {tokens} million tokens, "
-        f"{extent(runs.epochs, '{:.2g}')} epochs of the data; seeds per line: "
+        f"{epochs(runs)} of the data; seeds per line: "
         f"{extent(seeds, '{:.0f}')}. {code(runs)}"
     )
     repeated = sorted(set(runs.label[runs.epochs > 1]))
@@ -32,6 +32,12 @@ def of_runs(runs: pd.DataFrame) -> str:
             f" Diverged with at least one seed: {listed(diverged)}; lines average what is finite."
         )
     return text
+
+
+def epochs(runs: pd.DataFrame) -> str:
+    """``0.39 epochs``, ``1 epoch``."""
+    number = extent(runs.epochs, "{:.2g}")
+    return f"{number} epoch{'' if number == '1' else 's'}"
 
 
 def code(runs: pd.DataFrame) -> str:

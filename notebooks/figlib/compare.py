@@ -87,7 +87,8 @@ def against(runs: pd.DataFrame, reference: str = "adamw") -> pd.DataFrame:
         rows.append(
             dict(zip(KEYS, key, strict=True))
             | {"loss": loss, "perplexity": np.exp(loss), "lr": group.lr.iloc[0]}
-            | {"difference": mean, "low": low, "high": high, "reading": reading(mean, low, high)}
+            | {"difference": mean, "low": low, "high": high}
+            | {"reading": "reference" if key[2] == reference else reading(mean, low, high)}
             | {"state_bytes_measured": group.state_bytes_measured.max()}
             | {"bytes_per_weight": group.state_bytes_measured.max() / group.parameters.max()}
             | {"seeds": len(group), "diverged": int(group.diverged.sum())}
@@ -147,7 +148,7 @@ def forest(table: pd.DataFrame, reference: str) -> Figure:
     axis.axvspan(-MARGIN, MARGIN, color=style.GRID, zorder=0)
     axis.axvline(0, color=style.MUTED, lw=1.0, zorder=1)
     for y, row in enumerate(table.itertuples()):
-        look = style.look(row.method)
+        look = style.look(row.method, row.label)
         at = min(row.difference, edge)
         if at < edge and not np.isnan(row.low):
             axis.plot([row.low, min(row.high, edge)], [y, y], color=look.color, lw=1.8)
@@ -184,7 +185,7 @@ def pareto(table: pd.DataFrame, price: Price = BYTES) -> Figure:
     shown = table.dropna(subset=["perplexity", price.column])
     top = lines.OFF_SCALE * shown.perplexity.median()
     inside = shown[shown.perplexity <= top]
-    front = front_of(inside, price.column)
+    front = front_of(shown, price.column)
     axis.plot(
         front[price.column], front.perplexity, color=style.MUTED, lw=1.0, ls=(0, (4, 3)),
         drawstyle="steps-post", zorder=1,
@@ -230,7 +231,7 @@ def named_points(
     shifts = lines.spread_out(wanted) - wanted
     right = axis.get_xlim()[1]
     for shift, height, row in zip(shifts, heights, points.itertuples(), strict=True):
-        look, number = style.look(row.method), getattr(row, value)
+        look, number = style.look(row.method, row.label), getattr(row, value)
         at = getattr(row, price)
         above = number > top
         axis.plot(

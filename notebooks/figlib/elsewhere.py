@@ -101,7 +101,7 @@ def dots(main: pd.DataFrame, table: pd.DataFrame, found: pd.DataFrame) -> Figure
     axis.set_yticks(range(len(places)), list(places))
     axis.set_ylim(len(places) - 0.4, -0.6)
     axis.set_xlim(right=1.04 * LIMIT)
-    axis.set_xlabel(f"Held-out loss minus AdamW's there (nats a token; above {LIMIT} at the edge)")
+    axis.set_xlabel(f"Held-out loss minus AdamW's there (nats a token; cut at {LIMIT})")
     fig.legend(loc="outside upper center", ncols=2)
     return fig
 
@@ -122,6 +122,11 @@ def _marks(
         y[inside], rows[low][inside], rows[high][inside].clip(upper=LIMIT), color=color, lw=1.1,
         alpha=0.7,
     )  # fmt: skip
+    for beyond in rows[rows[value] > LIMIT].itertuples():
+        axis.annotate(
+            f"{getattr(beyond, value):+.2f} →", (LIMIT, y[beyond.Index]), xytext=(-6, 0),
+            textcoords="offset points", ha="right", va="center", fontsize=7.5, color=color,
+        )  # fmt: skip
     axis.plot(
         rows[value].clip(upper=LIMIT), y, marker, color=color, ls="none", ms=6, label=name,
         markeredgecolor="white", markeredgewidth=0.5,

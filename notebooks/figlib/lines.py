@@ -59,10 +59,13 @@ def last_half(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(axis: Axes, rows: pd.DataFrame, x: str, y: str = "perplexity") -> None:
-    """One line a series, with its interval over seeds (``low`` to ``high``) where there is one."""
+    """One line a series, with its interval over seeds (``low`` to ``high``) where there is one.
+
+    A line far above the others has none: its band would lie over theirs.
+    """
     series = list(rows.groupby("label", sort=False))
     for index, (label, line) in enumerate(series):
-        look = style.look(line.method.iloc[0])
+        look = style.look(line.method.iloc[0], str(label))
         every = max(1, len(line) // MARKERS_PER_LINE)
         axis.plot(
             line[x],
@@ -75,8 +78,16 @@ def draw(axis: Axes, rows: pd.DataFrame, x: str, y: str = "perplexity") -> None:
             markeredgewidth=0.6,
             label=label,
         )
-        if line.low.notna().any():
-            axis.fill_between(line[x], line.low, line.high, color=look.color, alpha=0.16, lw=0)
+        if line.low.notna().any() and label not in off_scale(rows):
+            axis.fill_between(line[x], line.low, line.high, color=look.color, alpha=0.12, lw=0)
+
+
+def off_scale(rows: pd.DataFrame) -> set[str]:
+    """Lines of perplexity that end far above the others; none of other scores."""
+    if "perplexity" not in rows:
+        return set()
+    ends = rows.groupby("label").perplexity.last()
+    return set(ends.index[ends > OFF_SCALE * ends.median()])
 
 
 def baseline(axis: Axes, perplexity: float) -> None:
@@ -97,9 +108,7 @@ def baseline(axis: Axes, perplexity: float) -> None:
 
 def enlarge(axis: Axes, rows: pd.DataFrame) -> None:
     """Fit the y axis to the lines that end near the others; one far above leaves the picture."""
-    ends = rows.groupby("label").perplexity.last()
-    near = ends.index[ends <= OFF_SCALE * ends.median()]
-    inside = rows.perplexity[rows.label.isin(near)]
+    inside = rows.perplexity[~rows.label.isin(off_scale(rows))]
     margin = max(1.02, (inside.max() / inside.min()) ** 0.08)
     axis.set_yscale("log")
     axis.set_ylim(inside.min() / margin, inside.max() * margin)
@@ -114,7 +123,7 @@ def label_ends(axis: Axes, rows: pd.DataFrame) -> None:
     shifts = spread_out(wanted) - wanted
     for shift, (label, end) in zip(shifts, ends.iterrows(), strict=True):
         above = end.perplexity > top
-        color = style.look(end.method).color
+        color = style.look(end.method, str(label)).color
         line = {"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 1}
         axis.annotate(
             f"{label}  {style.digits(end.perplexity, 4)}{' ↑' if above else ''}",

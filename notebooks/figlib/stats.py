@@ -80,11 +80,14 @@ def with_labels(runs: pd.DataFrame) -> pd.DataFrame:
     """Add ``label``: the method's name, plus the arguments in which its runs differ.
 
     Within one study and model a method may run with several arguments or learning rates (an
-    ablation); only what differs is named, so an ordinary comparison keeps bare names.
+    ablation); only what differs is named, so an ordinary comparison keeps bare names. The control
+    (GWT at level 0) has a name of its own.
     """
     out = runs.copy()
-    out["label"] = ""
-    for (_, _, method), rows in out.groupby(["study", "model", "method"], sort=False):
+    level = out.method_args.map(lambda arguments: json.loads(arguments).get("level"))
+    control = (out.method == "gwt") & (level == 0)
+    out["label"] = np.where(control, style.CONTROL, "")
+    for (_, _, method), rows in out[~control].groupby(["study", "model", "method"], sort=False):
         settings = [json.loads(row.method_args) | {"lr": row.lr} for row in rows.itertuples()]
         keys = sorted({k for s in settings for k in s})
         differing = [k for k in keys if len({json.dumps(s.get(k)) for s in settings}) > 1]

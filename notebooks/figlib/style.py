@@ -74,12 +74,19 @@ LOOKS: dict[str, Look] = {
 }
 
 
-def look(method: str) -> Look:
-    """Return the look of ``method`` (its catalog name).
+# GWT at level 0: neither wavelet nor saving, so it is named after what it is.
+CONTROL = "Adam, two rates"
+CONTROL_LOOK = Look(CONTROL, "#7FB800", "p", DASHED)
+
+
+def look(method: str, label: str = "") -> Look:
+    """Return the look of ``method`` (its catalog name); of the control, known by its ``label``.
 
     Raises:
         FigureError: the method has no row in ``LOOKS``; the message names the nearest one.
     """
+    if label == CONTROL:
+        return CONTROL_LOOK
     if method in LOOKS:
         return LOOKS[method]
     near = difflib.get_close_matches(method, LOOKS, n=1)

@@ -91,6 +91,8 @@ def test_the_control_stands_beside_the_methods_of_its_model_and_length() -> None
     assert set(found.run_id) == {*runs.run_id, *control.run_id}
     assert list(found.study[found.run_id.isin(control.run_id)]) == list(gwt.study)
     assert compare.comparisons(varied).empty
+    labelled = stats.with_labels(found)
+    assert set(labelled.label[labelled.method == "gwt"]) == {"GWT", "Adam, two rates"}
 
 
 def test_front_holds_what_nothing_beats() -> None:

@@ -54,8 +54,8 @@ def test_ratios_of_printed_tables_are_to_their_own_adamw() -> None:
     ours = compare.against(pretrained())
     ours = pd.concat([ours, ours[ours.method == "gwt"].assign(method="muon")])
     coap = ours[ours.method == "coap"]  # 0.09 above AdamW with every seed
-    ours = pd.concat([ours, coap.assign(method="gwt", label="GWT (level 0)")])
-    table = cost.printed_ratios(ours, "GWT (level 0)", perplexity.read())
+    ours = pd.concat([ours, coap.assign(method="gwt", label="Adam, two rates")])
+    table = cost.printed_ratios(ours, "Adam, two rates", perplexity.read())
     table = table.set_index(["method", "source"])
     assert table.printed_llama_60m["galore", "GaLore"] == pytest.approx(34.88 / 34.06)
     assert table.printed_llama_60m["galore", "SCALE"] == pytest.approx(34.58 / 30.05)
@@ -70,6 +70,6 @@ def test_ratios_of_printed_tables_are_to_their_own_adamw() -> None:
 
 def test_two_lines_of_a_method_are_refused() -> None:
     ours = compare.against(pretrained())
-    twice = pd.concat([ours, ours[ours.method == "gwt"].assign(label="GWT (level 0)")])
+    twice = pd.concat([ours, ours[ours.method == "gwt"].assign(label="Adam, two rates")])
     with pytest.raises(FigureError, match="a method has two lines"):
         cost.printed_ratios(twice, "GWT (level 1)", perplexity.read())
